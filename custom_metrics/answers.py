@@ -1,0 +1,58 @@
+"""Files of answers that exist already: document id → answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from custom_metrics import data, fetch
+from custom_metrics.errors import DataError
+
+_ID_FIELDS = ("id", "task")
+_ANSWER_FIELDS = ("answer", "response", "output")
+
+
+def read(path: Path) -> dict[str, str]:
+    """Answers by document id.
+
+    A JSON object ``{id: answer}``, or JSONL with one object a line: ``id`` (or ``task``) and
+    ``answer`` (or ``response``, ``output``). A null answer is an empty one. Raises
+    :class:`DataError` that names the line.
+    """
+    try:
+        if path.suffix == ".json":
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(loaded, Mapping):
+                raise DataError(f"{path}: a JSON object, document id → answer, is needed")
+            return {str(key): _answer(value, f"{path}, {key!r}") for key, value in loaded.items()}
+        answers: dict[str, str] = {}
+        for number, row in data.read_jsonl(path):
+            place = f"{path}, line {number}"
+            identifier = next((row[f] for f in _ID_FIELDS if row.get(f) is not None), None)
+            field = next((f for f in _ANSWER_FIELDS if f in row), None)
+            if identifier is None or field is None:
+                raise DataError(
+                    f"{place}: needs {' or '.join(_ID_FIELDS)}, and {' or '.join(_ANSWER_FIELDS)}"
+                )
+            if str(identifier) in answers:
+                raise DataError(f"{place}: a second answer for {identifier!r}")
+            answers[str(identifier)] = _answer(row[field], place)
+        return answers
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not JSON in UTF-8 ({error})") from None
+
+
+def write(path: Path, answers: Mapping[str, str]) -> None:
+    """Write ``answers`` so that :func:`read` takes them."""
+    fetch.keep(path, json.dumps(dict(answers), ensure_ascii=False, indent=1))
+
+
+def _answer(value: object, place: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{place}: an answer is a string or null, not {type(value).__name__}")
+    return value

@@ -1,0 +1,58 @@
+"""What goes to a judge and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Unreadable(ValueError):
+    """A reply that holds no verdict; its text says why. Such a call is asked again."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply of a judge. ``cut`` says that it ended at the token limit, not by itself."""
+
+    text: str
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class JudgeCall(Generic[T]):
+    """One question to the judge.
+
+    ``messages`` builds the chat when the call is sent, since prompts are long and many. ``read``
+    takes the verdict out of a reply's text or raises :class:`Unreadable`. ``conversation`` names
+    what the call shares with its siblings: all but the end of the prompt.
+
+    The lexical judge reads no prompt: it compares ``answer`` with each of ``criteria``, and
+    ``write`` puts the overlaps, each in [0, 1], into a reply that ``read`` understands.
+    """
+
+    messages: Callable[[], list[dict[str, str]]]
+    read: Callable[[str], T]
+    conversation: str
+    label: str
+    answer: str
+    criteria: tuple[str, ...]
+    write: Callable[[Sequence[float]], str]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What became of a call: a value that was read, or the reason why there is none.
+
+    ``attempts`` counts every request that was sent for it.
+    """
+
+    attempts: int
+    value: T | None = None
+    failure: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.value is None

@@ -1,0 +1,270 @@
+"""One request to an OpenAI-compatible endpoint, and what its failure means.
+
+The ``openai`` client does transport, authentication and Azure; requests go through its ``post``
+with a plain body, since half of a call's time is else spent on typed parameters and results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import openai
+
+from custom_metrics.errors import JudgeError
+from custom_metrics.judge.calls import JudgeCall, Reply
+from custom_metrics.judge.config import OPENAI_URL, JudgeConfig
+
+logger = logging.getLogger(__name__)
+
+# The two names of one limit: each is refused by some servers.
+_OTHER_NAME = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+_QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
+
+
+class PassingFailure(Exception):
+    """A request that may succeed when it is sent again, after ``retry_after`` seconds if given."""
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class FinalFailure(Exception):
+    """A request that will fail however often it is sent; others may not."""
+
+
+class OpenAIClient:
+    """Asks one endpoint. To be made and used on one event loop."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self.config = config
+        self._dropped: set[str] = set()
+        common: dict[str, Any] = {
+            "timeout": config.timeout,
+            "max_retries": 0,  # the engine asks again: it counts, and it knows about outages
+            "http_client": openai.DefaultAioHttpClient(timeout=config.timeout),
+        }
+        key = config.api_key() or "none"
+        if config.azure_endpoint:
+            self._client: openai.AsyncOpenAI = openai.AsyncAzureOpenAI(
+                azure_endpoint=config.azure_endpoint,
+                api_version=config.api_version,
+                azure_deployment=None if config.uses_responses else config.model,
+                api_key=key,
+                **common,
+            )
+        else:
+            # The address is always given: the client would else follow OPENAI_BASE_URL.
+            self._client = openai.AsyncOpenAI(
+                base_url=config.base_url or OPENAI_URL, api_key=key, **common
+            )
+            if not config.is_openai:
+                # An organisation's or project's name is for OpenAI alone.
+                self._client.organization = self._client.project = None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def check(self) -> None:
+        """Find out before anything is spent whether the endpoint can be reached and takes the key.
+
+        Lists the models, which is free. Raises :class:`JudgeError` if that settles the matter;
+        a server that does not list models is taken at its word.
+        """
+        if self.config.azure_endpoint:
+            return
+        config = self.config
+        try:
+            listed = await asyncio.wait_for(
+                self._client.get("/models", cast_to=object), min(config.timeout, 30)
+            )
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise self._refused_key(error) from None
+        except (openai.APIConnectionError, asyncio.TimeoutError) as error:
+            raise JudgeError(
+                f"the judge at {config.endpoint} cannot be reached ({_cause(error)}). Start it or "
+                "mend base_url; to generate now and judge later, use --predict_only"
+            ) from None
+        except (openai.OpenAIError, ValueError):
+            return
+        data = listed.get("data") if isinstance(listed, Mapping) else None
+        names = [str(m.get("id")) for m in data or [] if isinstance(m, Mapping)]
+        if names and config.model not in names:
+            shown = ", ".join(sorted(names)[:8]) + (" …" if len(names) > 8 else "")
+            logger.warning(
+                "The judge at %s does not list the model %s; it lists %s",
+                config.endpoint, config.model, shown,
+            )  # fmt: skip
+
+    async def send(self, call: JudgeCall[Any]) -> Reply:
+        """The reply to one call.
+
+        Raises :class:`PassingFailure`, :class:`FinalFailure`, or :class:`JudgeError` where every
+        further call would fail too.
+        """
+        messages = call.messages()
+        while True:
+            path, body = self._request(messages)
+            try:
+                # The client's own limit is between two reads; this one is for the whole call.
+                result = await asyncio.wait_for(
+                    self._client.post(path, body=body, cast_to=object), self.config.timeout
+                )
+                break
+            except openai.BadRequestError as error:
+                self._drop_unsupported(error, body)  # raises unless there is a parameter to drop
+            except openai.APIStatusError as error:
+                details = error.body if isinstance(error.body, Mapping) else {}
+                raise self._failure(
+                    error.status_code, details, str(error), error.response.headers
+                ) from None
+            except (openai.APIConnectionError, asyncio.TimeoutError) as error:
+                raise PassingFailure(_cause(error)) from None
+            except (openai.OpenAIError, ValueError, OSError) as error:
+                raise PassingFailure(f"not an API response ({type(error).__name__})") from None
+        if not isinstance(result, Mapping):
+            raise PassingFailure("the response is not a JSON object")
+        error_body = result.get("error")
+        if error_body:
+            details = error_body if isinstance(error_body, Mapping) else {}
+            code = str(details.get("code"))
+            status = int(code) if code.isdigit() else 500
+            message = str(details.get("message") or error_body)
+            raise self._failure(status, details, message, {})
+        try:
+            return _responses_reply(result) if "output" in result else _chat_reply(result)
+        except (KeyError, TypeError, IndexError, AttributeError):
+            raise PassingFailure("the response has no message") from None
+
+    def _request(self, messages: list[dict[str, str]]) -> tuple[str, dict[str, Any]]:
+        config = self.config
+        if config.uses_responses:
+            path = "/responses"
+            parameters: dict[str, Any] = {
+                "input": messages,
+                "temperature": config.temperature,
+                "max_output_tokens": config.max_tokens,
+                "reasoning": config.reasoning_effort and {"effort": config.reasoning_effort},
+            }
+        else:
+            path = "/chat/completions"
+            parameters = {
+                "messages": messages,
+                "temperature": config.temperature,
+                "max_completion_tokens": config.max_tokens,
+                "reasoning_effort": config.reasoning_effort,
+            }
+        body: dict[str, Any] = {"model": config.model}
+        body |= {name: value for name, value in parameters.items() if value is not None}
+        body |= config.extra_body or {}
+        for name in self._dropped & body.keys():
+            value = body.pop(name)
+            other = _OTHER_NAME.get(name)
+            if other and other not in self._dropped:
+                body[other] = value
+        return path, body
+
+    def _drop_unsupported(self, error: openai.BadRequestError, body: Mapping[str, Any]) -> None:
+        """Leave out from now on a parameter that the server says it does not support."""
+        details = error.body if isinstance(error.body, Mapping) else {}
+        named = str(error.param or details.get("param") or "").split(".")[0]
+        if error.code in ("unsupported_parameter", "unsupported_value") or (
+            "unsupported" in str(error).lower()
+        ):
+            if named in body and named not in ("model", "messages", "input"):
+                if named not in self._dropped:
+                    self._dropped.add(named)
+                    logger.warning(
+                        "The judge %s does not support %r; it is left out from now on",
+                        self.config.model, named,
+                    )  # fmt: skip
+                return
+            if named in self._dropped:  # a sibling in flight has dropped it meanwhile
+                return
+        raise self._failure(400, details, str(error), error.response.headers) from None
+
+    def _failure(
+        self, status: int, details: Mapping[str, Any], message: str, headers: Mapping[str, str]
+    ) -> Exception:
+        code = str(details.get("code") or "")
+        config = self.config
+        if status in (401, 403):
+            return self._refused_key(message)
+        if status == 402 or code in _QUOTA_CODES:
+            return JudgeError(
+                f"the judge at {config.endpoint} says that the account has no credit left: "
+                f"{_short(message)}. Mend that and run again"
+            )
+        if status == 404:
+            return JudgeError(
+                f"the judge at {config.endpoint} does not know the model {config.model!r} or the "
+                f"address (404: {_short(message)}). Mend the judge's model, base_url or api "
+                f"(now {'responses' if config.uses_responses else 'chat'})"
+            )
+        if status in (408, 409, 425, 429) or status >= 500:
+            return PassingFailure(f"{status}: {_short(message)}", retry_after(headers))
+        return FinalFailure(f"{status}: {_short(message)}")
+
+    def _refused_key(self, error: object) -> JudgeError:
+        source = self.config.api_key_env or "RUBRIC_JUDGE_API_KEY (or the vendor's variable)"
+        status = getattr(error, "status_code", "401 or 403")
+        return JudgeError(
+            f"the judge at {self.config.endpoint} refuses the API key ({status}). Check {source}"
+        )
+
+
+def _chat_reply(result: Mapping[str, Any]) -> Reply:
+    choice = result["choices"][0]
+    # Text that only stands in a reasoning field is thinking that ate the limit: no reply.
+    text = choice["message"].get("content")
+    return Reply(text if isinstance(text, str) else "", cut=choice.get("finish_reason") == "length")
+
+
+def _responses_reply(result: Mapping[str, Any]) -> Reply:
+    parts = [
+        str(part.get("text") or "")
+        for item in result["output"]
+        if item.get("type") == "message"
+        for part in item.get("content") or []
+        if part.get("type") == "output_text"
+    ]
+    return Reply("".join(parts), cut=result.get("status") == "incomplete")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a ``Retry-After`` header asks for: a number or an HTTP date."""
+    value = headers.get("retry-after")
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        parsed = email.utils.parsedate_to_datetime(value) if "," in value else None
+        return max(0.0, parsed.timestamp() - time.time()) if parsed else None
+
+
+def warn_of_ignored_environment(config: JudgeConfig) -> None:
+    """Say that ``OPENAI_BASE_URL`` does not move the judge, where someone might expect it to."""
+    if config.is_openai and not config.base_url and os.environ.get("OPENAI_BASE_URL"):
+        logger.warning(
+            "The judge does not follow OPENAI_BASE_URL and asks %s; set RUBRIC_JUDGE_BASE_URL",
+            config.endpoint,
+        )
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
+        # The transport reports a reset connection as a time-out too.
+        return "timed out or cut off"
+    return f"no connection: {error.__cause__ or error}"
+
+
+def _short(message: str, limit: int = 300) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= limit else text[:limit] + " …"

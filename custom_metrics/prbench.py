@@ -1,0 +1,249 @@
+"""PRBench (arXiv 2511.11562): from a raw row to messages, judge calls and scores.
+
+Pure functions, no I/O. Data: ``ScaleAI/PRBench`` on the Hub. Protocol: the paper and
+github.com/scaleapi/PRBench; where this differs from the official script, the README says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from custom_metrics.answer import Answer
+from custom_metrics.errors import DataError
+from custom_metrics.judge import JudgeCall, Met, Outcome, read_met, write_met
+from custom_metrics.prompts import Builtin, Official, Prompt
+from custom_metrics.rubric import Criterion, Doc, Judgement, Message
+
+JUDGE_PROMPTS = {
+    "official": Official(
+        repository="scaleapi/PRBench",
+        commit="cc0152a6e5c7b401b35c86d17fa1b78de01b4d17",
+        path="constants.py",
+        constant="GRADER_TEMPLATE",
+        file_name="prbench_grader.txt",
+        sha256="0821305c3d82d01fe4e8cc4e98c78761b71416a5c221d07527e97a74ec488708",
+    ),
+    "builtin": Builtin("prbench_grader.jinja"),
+}
+
+_KEPT = ("field", "topic", "expert", "economic_pathway", "decision_type")
+_NAN = float("nan")
+
+
+# --- row → document ------------------------------------------------------------------------
+
+
+def row_to_doc(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a row: its conversation, its rubric and the fields that describe it.
+
+    Raises :class:`DataError` that names the field if the row is not what the data set describes.
+    """
+    messages = list(_messages(row))
+    criteria = [_criterion(raw, number) for number, raw in enumerate(_list(row, "rubric"))]
+    if not criteria:
+        raise DataError("field 'rubric': no criteria")
+    return {
+        "id": _text(row, "task"),
+        "task": _text(row, "task"),
+        "messages": messages,
+        "rubric": [asdict(criterion) for criterion in criteria],
+        **{name: None if row.get(name) is None else str(row[name]) for name in _KEPT},
+        "turns": sum(message["role"] == "user" for message in messages),
+    }
+
+
+def _messages(row: Mapping[str, Any]) -> Iterator[Message]:
+    """The conversation: for each turn the reference texts and the prompt, then the response."""
+    turns = 0
+    while _is_text(row.get(f"prompt_{turns}")):
+        turns += 1
+    if not turns:
+        raise DataError("field 'prompt_0': a non-blank string is needed")
+    for turn in range(turns):
+        texts = row.get(f"reference_texts_{turn}")
+        texts = [] if texts is None else list(texts)
+        references = "".join(f"Reference Text {k}:\n{text}\n\n" for k, text in enumerate(texts))
+        yield {"role": "user", "content": references + row[f"prompt_{turn}"]}
+        response = row.get(f"response_{turn}")
+        # The last prompt is the one to be answered; what may stand beside it is not the model's.
+        if turn < turns - 1 and _is_text(response):
+            yield {"role": "assistant", "content": str(response)}
+
+
+def _criterion(raw: Any, number: int) -> Criterion:
+    place = f"field 'rubric', criterion {number}"
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("annotations"), Mapping):
+        raise DataError(f"{place}: an object with 'id', 'title' and 'annotations' is needed")
+    annotations = raw["annotations"]
+    try:
+        return Criterion(
+            id=_text(raw, "id"),
+            text=_text(raw, "title"),
+            weight=_weight(annotations),
+            category=_text(annotations, "criteria_category"),
+        )
+    except DataError as error:
+        raise DataError(f"{place} (id {raw.get('id')!r}): {error}") from None
+
+
+def _weight(annotations: Mapping[str, Any]) -> int:
+    """The weight that ``weight_class`` names; other ``*_weight`` fields are earlier opinions."""
+    weight_class = _text(annotations, "weight_class")
+    field = weight_class.replace(" ", "_") + "_weight"
+    if field not in annotations:
+        known = sorted(name for name in annotations if name.endswith("_weight"))
+        raise DataError(
+            f"weight_class {weight_class!r} has no field {field!r}; known: {', '.join(known)}"
+        )
+    weight = annotations[field]
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or weight != int(weight):
+        raise DataError(f"{field!r} is the weight by weight_class, and not an integer: {weight!r}")
+    return int(weight)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _text(row: Mapping[str, Any], field: str) -> str:
+    if not _is_text(row.get(field)):
+        raise DataError(f"field {field!r}: a non-blank string is needed, not {row.get(field)!r}")
+    return str(row[field])
+
+
+def _list(row: Mapping[str, Any], field: str) -> Sequence[Any]:
+    value = row.get(field)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise DataError(f"field {field!r}: a list is needed, not {type(value).__name__}")
+    return value
+
+
+# --- document → prompts --------------------------------------------------------------------
+
+
+def doc_to_messages(doc: Doc) -> list[Message]:
+    """The chat that the model under test is given."""
+    return list(doc["messages"])
+
+
+def doc_to_text(doc: Doc) -> str:
+    """The same as a plain transcript, for a model without a chat template."""
+    return render_conversation(doc["messages"]) + "\nassistant:"
+
+
+def render_conversation(messages: Sequence[Message]) -> str:
+    """``role: content`` lines, as the official grader is shown a conversation."""
+    return "\n".join(f"{m['role']}: {m['content']}" for m in messages).strip()
+
+
+def doc_to_judge(doc: Doc, answer: Answer, prompt: Prompt) -> list[JudgeCall[Met]]:
+    """One call a criterion; all of them share the conversation."""
+    conversation = render_conversation(
+        [*doc["messages"], {"role": "assistant", "content": answer.text}]
+    )
+
+    def call(criterion: Criterion) -> JudgeCall[Met]:
+        return JudgeCall(
+            messages=lambda: [
+                {
+                    "role": "user",
+                    "content": prompt.render(conversation=conversation, rubric_item=criterion.text),
+                }
+            ],
+            read=read_met,
+            conversation=str(doc["id"]),
+            label=criterion.id,
+            answer=answer.text,
+            criteria=(criterion.text,),
+            write=write_met,
+        )
+
+    return [call(Criterion(**criterion)) for criterion in doc["rubric"]]
+
+
+# --- verdicts → scores ---------------------------------------------------------------------
+
+
+def clipped(criteria: Sequence[Criterion], met: Sequence[float]) -> float:
+    """Σ w·m / Σ(w > 0), not yet clipped: only a split's mean is. NaN without positive weight."""
+    best = sum(c.weight for c in criteria if c.weight > 0)
+    return _points(criteria, met) / best if best else _NAN
+
+
+def normalized(criteria: Sequence[Criterion], met: Sequence[float]) -> float:
+    """(Σ w·m − Σ(w < 0)) / (Σ(w > 0) − Σ(w < 0)), in [0, 1]. NaN if every weight is zero."""
+    best = sum(c.weight for c in criteria if c.weight > 0)
+    worst = sum(c.weight for c in criteria if c.weight < 0)
+    return (_points(criteria, met) - worst) / (best - worst) if best != worst else _NAN
+
+
+def by_category(criteria: Sequence[Criterion], met: Sequence[float]) -> dict[str, float]:
+    """:func:`clipped` within each category that has a criterion of positive weight.
+
+    This is HealthBench's formula; PRBench's paper gives none for its categories.
+    """
+    pairs: dict[str, list[tuple[Criterion, float]]] = {}
+    for criterion, verdict in zip(criteria, met, strict=True):
+        pairs.setdefault(criterion.category, []).append((criterion, verdict))
+    scores = {
+        category: clipped([c for c, _ in members], [m for _, m in members])
+        for category, members in pairs.items()
+    }
+    return {category: score for category, score in scores.items() if score == score}
+
+
+def _points(criteria: Sequence[Criterion], met: Sequence[float]) -> float:
+    return sum(c.weight * m for c, m in zip(criteria, met, strict=True))
+
+
+def slug(category: str) -> str:
+    """``Risk & Regulatory Disclosure`` → ``risk_regulatory_disclosure``."""
+    return re.sub(r"\W+", "_", category.lower()).strip("_")
+
+
+def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
+    """The metrics of one document, and under ``criteria`` what the samples file keeps.
+
+    An excluded document has NaN for every score, and bounds between which its ``clipped`` lies,
+    whatever the missing verdicts would have been.
+    """
+    (judgement,) = results
+    criteria = [Criterion(**criterion) for criterion in doc["rubric"]]
+    outcomes = judgement.outcomes or (Outcome(value=Met(False, ""), attempts=0),) * len(criteria)
+    met = [None if o.value is None else o.value.met for o in outcomes]
+    if judgement.failed_is_unmet:
+        met = [bool(m) for m in met]
+    known = [float(m or 0) for m in met]
+    worst = [float(c.weight < 0 if m is None else m) for c, m in zip(criteria, met, strict=True)]
+    best = [float(c.weight > 0 if m is None else m) for c, m in zip(criteria, met, strict=True)]
+    excluded = judgement.excluded
+    categories = {} if excluded else by_category(criteria, known)
+    return {
+        "clipped_score": _NAN if excluded else clipped(criteria, known),
+        "normalized_score": _NAN if excluded else normalized(criteria, known),
+        "clipped_score_low": clipped(criteria, worst),
+        "clipped_score_high": clipped(criteria, best),
+        **{f"category_{slug(category)}": score for category, score in categories.items()},
+        "judge_coverage": float(not excluded),
+        "empty_answers": float(judgement.answer.empty),
+        "criteria": [
+            {
+                **asdict(criterion),
+                "met": verdict,
+                "explanation": outcome.value.explanation if outcome.value else None,
+                "contradicts_explanation": bool(outcome.value and outcome.value.contradictory),
+                "attempts": outcome.attempts,
+                "failure": outcome.failure,
+            }
+            for criterion, outcome, verdict in zip(criteria, outcomes, met, strict=True)
+        ],
+    }
+
+
+def metric_names(docs: Sequence[Doc]) -> list[str]:
+    """The names that ``category_*`` in the YAML stands for, from all documents of the split."""
+    categories = {criterion["category"] for doc in docs for criterion in doc["rubric"]}
+    return sorted(f"category_{slug(category)}" for category in categories)

@@ -1,0 +1,53 @@
+"""``--model prefilled``: a model whose answers exist already, for scoring them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# The harness's own models have to be registered first: the other way round hides them all.
+import lm_eval.models  # noqa: F401
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from custom_metrics import answers
+from custom_metrics.errors import DataError
+
+
+@register_model("prefilled")
+class Prefilled(LM):  # type: ignore[misc]
+    """Answers each document from a file (see :func:`custom_metrics.answers.read`)."""
+
+    tokenizer_name = "prefilled"
+
+    def __init__(self, path: str | None = None, **_: Any) -> None:
+        super().__init__()
+        if not path:
+            raise DataError("--model prefilled needs --model_args path=FILE (JSON or JSONL)")
+        self._path = Path(path)
+        self._answers = answers.read(self._path)
+
+    def generate_until(self, requests: Sequence[Instance], **_: Any) -> list[str]:
+        ids = [str(request.doc["id"]) for request in requests]
+        missing = [identifier for identifier in ids if identifier not in self._answers]
+        if missing:
+            shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
+            raise DataError(
+                f"{self._path}: no answer for {len(missing)} of {len(ids)} documents: {shown}. "
+                "Add them (null for a failed answer), or choose documents with --limit or --samples"
+            )
+        return [self._answers[identifier] for identifier in ids]
+
+    def apply_chat_template(
+        self, chat_history: Sequence[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """A transcript, for the samples file."""
+        lines = [f"{message['role']}: {message['content']}" for message in chat_history]
+        return "\n".join([*lines, "assistant:"] if add_generation_prompt else lines)
+
+    def loglikelihood(self, *_: Any, **__: Any) -> Any:
+        raise DataError("--model prefilled answers rubric tasks only")
+
+    loglikelihood_rolling = loglikelihood

@@ -1,0 +1,167 @@
+"""``lm-eval-rubrics run``: the harness's own ``run``, with what its parser has no place for.
+
+It takes every flag of ``lm_eval run`` and ``--judge``, needs no ``--include_path``, checks the
+judge before the model is loaded, knows ``--model prefilled``, and masks secrets in what is
+written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lm_eval.tasks
+from lm_eval._cli.harness import HarnessCLI
+from lm_eval._cli.utils import MergeDictAction
+from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.utils import setup_logging
+
+import lm_eval_tasks
+from custom_metrics import prefilled, prompts  # noqa: F401  (prefilled registers itself)
+from custom_metrics.judge import Judge, JudgeConfig, resolve_config
+from custom_metrics.judge.config import is_secret_name
+
+logger = logging.getLogger("lm_eval.rubrics")
+
+_CHAT_APIS = ("chat-completions", "-chat", "litellm")
+_OFF = ("false", "none", "no", "off", "0")
+
+
+class MaskedArgs(dict[str, Any]):
+    """Model arguments whose secrets reach the model's constructor and nothing that is written.
+
+    ``cls(**args)`` reads the dict itself; ``repr`` (logs), ``items`` (JSON) and copies are masked.
+    """
+
+    def items(self) -> Any:
+        return {k: "***" if is_secret_name(k) else v for k, v in super().items()}.items()
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run the harness with ``argv``, the arguments after ``run``.
+
+    Raises the package's own errors, and what the harness raises.
+    """
+    setup_logging()
+    harness = HarnessCLI()
+    parser = harness._subparsers.choices["run"]
+    parser.prog = "lm-eval-rubrics run"
+    parser.usage = "lm-eval-rubrics run --model <model> --tasks <task> [--judge key=value …] …"
+    parser.add_argument(
+        "--judge",
+        nargs="+",
+        action=MergeDictAction,
+        default=None,
+        metavar="<arg>",
+        help="Judge settings as key=value; they win over metadata and RUBRIC_JUDGE_* variables",
+    )
+    args = harness._parser.parse_args(["run", *(argv or ["--help"])])
+    written = EvaluatorConfig.load_yaml_config(args.config) if args.config else {}
+    args.include_path = _include_path(args.include_path or written.get("include_path"))
+    tasks = args.tasks or _names(written.get("tasks"))
+    overrides = vars(args).pop("judge") or {}
+    args.metadata = {**(written.get("metadata") or {}), **(args.metadata or {})}
+    _chat_template(args, written)
+    if not (getattr(args, "predict_only", False) or written.get("predict_only")):
+        config = resolve_config(args.metadata.get("judge"), overrides)
+        _check_before_the_model(config, tasks, args.include_path)
+    if overrides:
+        args.metadata["judge"] = {**(args.metadata.get("judge") or {}), **overrides}
+    model_args = args.model_args if args.model_args is not None else written.get("model_args")
+    if isinstance(model_args, Mapping):
+        args.model_args = MaskedArgs(model_args)
+    with _task_manager(include_defaults=not _only_ours(tasks, args.include_path)):
+        harness.execute(args)
+
+
+def _names(tasks: Any) -> list[str]:
+    listed = tasks.split(",") if isinstance(tasks, str) else (tasks or [])
+    return [str(task) for task in listed]
+
+
+def _include_path(given: Any) -> list[str]:
+    own = lm_eval_tasks.path()
+    return [own] if not given else [own, *([given] if isinstance(given, str) else given)]
+
+
+def _chat_template(args: argparse.Namespace, written: Mapping[str, Any]) -> None:
+    """The chat template is on unless it is switched off, and for chat APIs even then."""
+    given = getattr(args, "apply_chat_template", written.get("apply_chat_template", True))
+    if isinstance(given, str) and given.lower() in _OFF:
+        given = False
+    model = str(args.model or written.get("model") or "")
+    if not given and any(name in model for name in _CHAT_APIS):
+        logger.info("%s takes messages only; the chat template stays on", model)
+        given = True
+    args.apply_chat_template = given
+
+
+def _only_ours(tasks: Sequence[str], include_path: Sequence[str]) -> bool:
+    """Whether the harness's 14,000 files need not be indexed, which takes it some seconds."""
+    known = TaskManager(include_path=list(include_path), include_defaults=False)
+    return bool(tasks) and all(
+        task.endswith(".yaml") or known.match_tasks([task]) for task in tasks
+    )
+
+
+def _check_before_the_model(
+    config: JudgeConfig, tasks: Sequence[str], include_path: Sequence[str]
+) -> None:
+    """What can be known to fail: the key, the endpoint, the prompts of the tasks asked for."""
+    known = TaskManager(include_path=list(include_path), include_defaults=False)
+    names = [name for task in tasks for name in known.match_tasks([task])]
+    specs = []
+    for name in _leaves(names, known):
+        path = known.task_index[name].yaml_path
+        loaded = load_yaml(path, resolve_func=True) if path else {}
+        if "judge_prompts" in loaded and loaded["judge_prompts"] not in specs:
+            specs.append(loaded["judge_prompts"])
+    if not specs:
+        return
+    for spec in specs:
+        prompts.load(spec, config.prompt)
+    judge = Judge(config)
+    try:
+        judge.check()
+    finally:
+        judge.close()
+
+
+def _leaves(names: Sequence[str], known: TaskManager) -> Iterator[str]:
+    for name in names:
+        subtasks = (known.task_index[name].cfg or {}).get("subtasks")
+        yield from _leaves(subtasks, known) if subtasks else [name]
+
+
+@contextmanager
+def _task_manager(*, include_defaults: bool) -> Iterator[None]:
+    # The harness's run builds its task manager itself and always indexes its own tasks.
+    original = lm_eval.tasks.TaskManager
+    lm_eval.tasks.TaskManager = functools.partial(original, include_defaults=include_defaults)
+    try:
+        yield
+    finally:
+        lm_eval.tasks.TaskManager = original
+
+
+def known_failure(error: BaseException) -> str | None:
+    """The one line for an error of the harness's that only says what the user mistyped."""
+    if isinstance(error, ValueError) and str(error).startswith("Tasks not found"):
+        return f"{error}. This project's own: {', '.join(own_tasks())}"
+    if isinstance(error, ValueError | FileNotFoundError) and "Specify --output_path" in str(error):
+        return str(error)
+    return None
+
+
+def own_tasks() -> list[str]:
+    """The names of this package's tasks and groups."""
+    return list(TaskManager(include_path=lm_eval_tasks.path(), include_defaults=False).all_tasks)

@@ -1,0 +1,466 @@
+"""The one place that touches the harness's classes.
+
+``RubricTask`` is a benchmark's subset, ``RubricGroup`` a set of them. What is special to a
+benchmark comes from the functions that its YAML names; what is special to the harness is here.
+The comments say which behaviour of lm-evaluation-harness 0.4.13 a line relies on.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.models import api_models
+from lm_eval.tasks import TaskManager
+from tqdm import tqdm
+
+import lm_eval_tasks
+from custom_metrics import answers, data, fetch, generation, prompts
+from custom_metrics.answer import Answer, clean_answer, opens_reasoning, writable
+from custom_metrics.errors import ConfigError, JudgeError, show_plainly
+from custom_metrics.judge import Judge, JudgeConfig, Outcome, resolve_config
+from custom_metrics.judge.config import is_secret_name
+from custom_metrics.rubric import Judgement, Message
+
+logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
+
+_NAN = float("nan")
+_LEXICAL_LABEL = "[lexical judge: a smoke test, scores mean nothing]"
+# Keys of a task's YAML that the harness does not know.
+_OWN_KEYS = ("row_to_doc", "doc_to_messages", "doc_to_judge", "judge_prompts", "metric_names")
+
+_judges: dict[tuple[str, str | None], Judge] = {}
+# Tasks whose requests were built: the first whose answers are there starts the others too.
+_built: weakref.WeakSet[RubricTask] = weakref.WeakSet()
+
+
+class RubricTask(ConfigurableTask):  # type: ignore[misc]
+    """A subset of a rubric benchmark, judged by an LLM.
+
+    Its YAML names, besides the harness's keys: ``row_to_doc`` (raw row → document with ``id``),
+    ``doc_to_messages``, ``doc_to_judge`` (document, answer, prompt → judge calls),
+    ``judge_prompts``, ``metric_names`` (documents → what ``name_*`` in ``metric_list`` stands
+    for), and a ``process_results`` that takes a document and its one :class:`Judgement`. An entry
+    of ``metric_list`` may have a ``stderr`` function beside its ``aggregation``.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        show_plainly(sys.argv[0])
+        config = dict(config)
+        config.pop("class", None)
+        functions = {key: config.pop(key) for key in _OWN_KEYS}
+        if config.get("filter_list"):
+            raise ConfigError(
+                f"{config['task']}: filter_list is not supported; answers are cleaned"
+            )
+        self._doc_to_messages: Callable[..., list[Message]] = functions["doc_to_messages"]
+        self._doc_to_judge: Callable[..., list[Any]] = functions["doc_to_judge"]
+        self._judge_prompts: Mapping[str, Any] = functions["judge_prompts"]
+        self._score: Callable[..., dict[str, Any]] = config["process_results"]
+        self._source = _source(config)
+        docs = data.read_docs(self._source, functions["row_to_doc"])
+        self._docs = datasets.Dataset.from_list(docs)
+        config["metric_list"] = _expanded(config["metric_list"], functions["metric_names"](docs))
+        self.metrics = [entry["metric"] for entry in config["metric_list"]]
+        self.values: dict[str, list[float]] = {}
+        self._judge_config: JudgeConfig | None = None
+        self._prompt: prompts.Prompt | None = None
+        self._cut_prompts: list[str] = []
+        self._short_answers: list[str] = []
+        self._pending: dict[tuple[str, str], tuple[Answer, list[Future[Outcome[Any]]]]] = {}
+        super().__init__(config=config)
+
+    # --- documents: loaded once, kept as a Dataset, whose rows are new objects each time ---
+
+    def download(self, *_: Any, **__: Any) -> None:
+        self.dataset = {self.config.test_split: self._docs}
+
+    def test_docs(self) -> datasets.Dataset:
+        return self._docs
+
+    def fewshot_docs(self) -> None:
+        """None: there are no examples, and the sampler's copy of the documents is saved."""
+
+    # --- requests: the last moment before generation, so everything is checked here ---
+
+    def build_all_requests(
+        self,
+        *,
+        limit: int | None = None,
+        samples: list[int] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        cache_requests: bool = False,
+        system_instruction: str | None = None,
+        apply_chat_template: bool = False,
+        chat_template: Callable[..., Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """One chat request a document. Raises :class:`ConfigError` for what could fail later."""
+        if self.config.num_fewshot:
+            raise ConfigError(
+                f"{self.task_name}: few-shot examples are not defined for this benchmark; leave "
+                "out --num_fewshot"
+            )
+        if cache_requests:
+            logger.warning("%s: --cache_requests is not used; building is fast", self.task_name)
+        model = _calling_model(chat_template)
+        if not self.predict_only:
+            self._prepare_judge(rank)
+        render = self._renderer(model, chat_template if apply_chat_template else None)
+        kwargs = generation.generation_kwargs(self.config.generation_kwargs, model)
+        wanted = kwargs.pop("max_gen_toks")
+        context = generation.context_of(model, render, self.config.metadata or {})
+        system = [{"role": "system", "content": system_instruction}] if system_instruction else []
+        self._instances, self._cut_prompts, self._short_answers = [], [], []
+        self.values, self._pending = {}, {}
+        for doc_id, doc in self.doc_iterator(
+            rank=rank, limit=limit, samples=samples, world_size=world_size
+        ):
+            fitted = generation.fit(system + self._doc_to_messages(doc), wanted, context)
+            if fitted.cut:
+                self._cut_prompts.append(doc["id"])
+            if fitted.answer_tokens < wanted:
+                self._short_answers.append(doc["id"])
+            self._instances.append(
+                Instance(
+                    request_type="generate_until",
+                    doc=doc,
+                    arguments=(
+                        render(fitted.messages),
+                        {**kwargs, "max_gen_toks": fitted.answer_tokens},
+                    ),
+                    idx=0,
+                    metadata=(self.task_name, doc_id, self.config.repeats),
+                )
+            )
+        if not self._instances:
+            raise ConfigError(f"{self.task_name}: no documents left to run; mend --limit/--samples")
+        self._warn_of_context(wanted)
+        _built.add(self)
+
+    def _renderer(
+        self, model: Any, chat_template: Callable[..., Any] | None
+    ) -> Callable[[Sequence[Message]], Any]:
+        if chat_template is None and generation.is_chat_api(model):
+            chat_template = model.apply_chat_template  # it takes nothing else
+        if chat_template is not None:
+            return partial(chat_template, add_generation_prompt=True)
+        logger.warning(
+            "%s: no chat template is applied, so the model gets a plain transcript; scores are "
+            "not comparable with the paper's. Add --apply_chat_template",
+            self.task_name,
+        )
+        return lambda messages: self.doc_to_text({"messages": messages})
+
+    def _warn_of_context(self, wanted: int) -> None:
+        for what, ids in (
+            (f"leave less than {wanted} tokens for the answer", self._short_answers),
+            ("do not fit the model's context and lose their oldest text", self._cut_prompts),
+        ):
+            if ids:
+                shown = ", ".join(ids[:5]) + (" …" if len(ids) > 5 else "")
+                logger.warning("%s: %d prompts %s: %s", self.task_name, len(ids), what, shown)
+
+    # --- judging ---
+
+    @property
+    def predict_only(self) -> bool:
+        # --predict_only replaces the metrics by one called bypass, after the task was built.
+        return "bypass" in self._metric_fn_list
+
+    def _prepare_judge(self, rank: int) -> None:
+        metadata = self.config.metadata or {}
+        self._judge_config = config = resolve_config(metadata.get("judge"))
+        self._prompt = prompts.load(self._judge_prompts, config.prompt)
+        if config.backend == "openai" and config.model in (
+            metadata.get("model"),
+            metadata.get("pretrained"),
+        ):
+            logger.warning("The judge %s is the model under test as well", config.model)
+        if _is_lexical(config):
+            logger.warning("The lexical judge is a smoke test: its scores mean nothing")
+        judge = _shared_judge(config)
+        if rank == 0:
+            judge.check()
+
+    def apply_filters(self) -> None:
+        """Start the judging of all answers, and wait for this task's.
+
+        The harness calls this task by task once all answers of all tasks are there, and only
+        afterwards ``process_results`` document by document.
+        """
+        self._start_judging()
+        if self.predict_only:
+            return
+        for task in list(_built):
+            if task.answered and not task.predict_only:
+                task._start_judging()
+        futures = [future for _, calls in self._pending.values() for future in calls]
+        try:
+            _wait_for(futures, self.task_name)
+        except JudgeError as error:
+            raise _with_kept_answers(error, [self, *(t for t in _built if t.answered)]) from None
+
+    @property
+    def answered(self) -> bool:
+        """Whether every request has its response."""
+        return all(instance.resps for instance in self._instances or [])
+
+    def _start_judging(self) -> None:
+        if self not in _built:
+            return
+        _built.discard(self)
+        for instance in self._instances:
+            # The samples are written as UTF-8: one lone surrogate would cost all later lines.
+            instance.resps = [_text(response) for response in instance.resps]
+        super().apply_filters()
+        if self.predict_only:
+            return
+        for instance in self._instances:
+            opened = self._reasoning_opened(instance)
+            for response in instance.filtered_resps.values():
+                self._submit(instance.doc, response, opened)
+
+    def _reasoning_opened(self, instance: Instance) -> bool:
+        # With think_end_token the model class has removed the reasoning, closing tag and all.
+        prompt = instance.args[0]
+        known = "think_end_token" not in (self.config.metadata or {})
+        return known and isinstance(prompt, str) and opens_reasoning(prompt)
+
+    def _submit(self, doc: Mapping[str, Any], response: str, opened: bool) -> None:
+        key = (doc["id"], response)
+        if key in self._pending:
+            return
+        answer = clean_answer(response, reasoning_opened=opened)
+        if response and response == api_models.LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER:
+            answer = Answer("", "empty")  # stands for a null answer, and is nobody's answer
+        assert self._judge_config is not None
+        calls = [] if answer.empty else self._doc_to_judge(doc, answer, self._prompt)
+        self._pending[key] = (answer, _shared_judge(self._judge_config).submit(calls))
+
+    def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
+        """The document's metrics, the same keys for every document; NaN where one has no value.
+
+        What the samples file keeps of the judging is added to ``doc``.
+        """
+        if self.predict_only:
+            return {"bypass": None}
+        assert self._judge_config is not None
+        assert self._prompt is not None
+        answer, futures = self._pending[doc["id"], results[0]]
+        judgement = Judgement(
+            answer,
+            tuple(future.result() for future in futures),
+            failed_is_unmet=self._judge_config.on_failure == "unmet",
+        )
+        scores = self._score(doc, [judgement])
+        doc.update({key: value for key, value in scores.items() if key not in self.metrics})
+        doc["answer"] = answer.text
+        doc["answer_status"] = answer.status
+        doc["judge"] = self._judge_config.record()
+        doc["judge_prompt"] = self._prompt_record()
+        doc["task_version"] = self.VERSION
+        # A metric named X_stderr that follows X lands in the harness's stderr column for X.
+        return {name: scores.get(name.removesuffix("_stderr"), _NAN) for name in self.metrics}
+
+    def aggregation(self) -> dict[str, Callable[[list[float]], Any]]:
+        return {
+            name: partial(self._aggregate, name, function)
+            for name, function in super().aggregation().items()
+        }
+
+    def _aggregate(self, name: str, function: Callable[..., Any], values: list[float]) -> Any:
+        # With several ranks this is where the first one sees all documents.
+        self.values[name] = values
+        if name == self.metrics[-1]:
+            self._warn_of_exclusions()
+        return function(values)
+
+    def _warn_of_exclusions(self) -> None:
+        coverage = self.values.get("judge_coverage", [])
+        excluded = sum(value == 0 for value in coverage)
+        if not excluded:
+            return
+        bounds = [name.removesuffix("_low") for name in self.metrics if name.endswith("_low")]
+        shown = ", ".join(
+            f"{name} lies between {_mean(self.values[name + '_low']):.4f} and "
+            f"{_mean(self.values[name + '_high']):.4f}"
+            for name in bounds
+        )
+        logger.warning(
+            "%s: %d of %d documents have a criterion without a verdict and are left out of the "
+            "means; with them, %s",
+            self.task_name, excluded, len(coverage), shown,
+        )  # fmt: skip
+
+    # --- the record ---
+
+    def _prompt_record(self) -> dict[str, str]:
+        assert self._prompt is not None
+        return {
+            "name": self._prompt.name,
+            "sha256": self._prompt.sha256,
+            "source": self._prompt.source,
+        }
+
+    def dump_config(self) -> dict[str, Any]:
+        """The task's configuration for the results file, with what decided the numbers."""
+        config: dict[str, Any] = super().dump_config()
+        if _is_lexical(self._judge_config):
+            config["task_alias"] = f"{self.task_name} {_LEXICAL_LABEL}"
+        metadata = {
+            key: "***" if is_secret_name(key) else value
+            for key, value in config.get("metadata", {}).items()
+        }
+        metadata["dataset"] = self._source.record()
+        metadata["prompts_cut"] = {"count": len(self._cut_prompts), "ids": self._cut_prompts}
+        metadata["answers_shortened"] = {
+            "count": len(self._short_answers),
+            "ids": self._short_answers,
+        }
+        if self._judge_config is not None and self._prompt is not None:
+            metadata["judge"] = self._judge_config.record()
+            metadata["judge_prompt"] = self._prompt_record()
+        return {**config, "metadata": metadata}
+
+
+class RubricGroup(Group):  # type: ignore[misc]
+    """Several subsets, aggregated as one: each metric over the documents of all of them.
+
+    The harness's own group knows the mean of its members' values only, and a mean of clipped
+    means is not the clipped mean. Its YAML gives ``subtasks``. (``class:`` beside ``group:`` is
+    not found by the harness, so the YAML calls itself a task.)
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        metadata = dict(config.get("metadata") or {})
+        super().__init__(name=config["task"], metadata=metadata)
+        # The members bring their own version; what the user gave on the command line they share.
+        shared = {k: v for k, v in metadata.items() if k not in ("version", "config_source")}
+        manager = TaskManager(
+            include_path=lm_eval_tasks.path(), include_defaults=False, metadata=shared
+        )
+        for task in manager.load(list(config["subtasks"]))["tasks"].values():
+            self.add(task)
+
+    @property
+    def has_aggregation(self) -> bool:
+        return True
+
+    def aggregate(self, task_metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The group's row: every metric of its members over their pooled documents."""
+        tasks: list[RubricTask] = [t for t in self.get_all_tasks() if t.task_name in task_metrics]
+        lexical = any(_is_lexical(task._judge_config) for task in tasks)
+        row: dict[str, Any] = {
+            "name": self.name,
+            "alias": f"{self.name} {_LEXICAL_LABEL}" if lexical else self.name,
+            "sample_len": sum(task_metrics[task.task_name]["sample_len"] for task in tasks),
+        }
+        functions = {name: f for task in tasks for name, f in task._aggregation_list.items()}
+        for name, function in functions.items():
+            pooled = [value for task in tasks for value in task.values.get(name, [])]
+            if pooled:
+                row[f"{name},none"] = function(pooled)
+        for name in functions:
+            if f"{name},none" in row and not name.endswith("_stderr"):
+                row.setdefault(f"{name}_stderr,none", "N/A")
+        return row
+
+
+# --- helpers -------------------------------------------------------------------------------
+
+
+def _source(config: Mapping[str, Any]) -> data.Source:
+    """The files of a task's split, as ``dataset_path`` and ``dataset_kwargs`` say."""
+    options = dict(config.get("dataset_kwargs") or {})
+    metadata = config.get("metadata") or {}
+    revision = metadata.get("dataset_revision") or options.get("revision")
+    bundled = options.get("bundled")
+    return data.find_split(
+        config["dataset_path"],
+        config["test_split"],
+        folder_name=options["folder"],
+        revision=str(revision) if revision else None,
+        bundled=Path(lm_eval_tasks.path()) / bundled if bundled else None,
+    )
+
+
+def _expanded(entries: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """``metric_list`` as the harness takes it: ``name_*`` spelt out, ``stderr`` as a metric."""
+    expanded: list[dict[str, Any]] = []
+    for entry in entries:
+        entry = dict(entry)
+        stderr = entry.pop("stderr", None)
+        pattern = entry["metric"]
+        prefix = pattern.removesuffix("*")
+        matching = [n for n in names if n.startswith(prefix)] if prefix != pattern else [pattern]
+        for name in matching:
+            expanded.append({**entry, "metric": name})
+            if stderr is not None:
+                expanded.append({**entry, "metric": f"{name}_stderr", "aggregation": stderr})
+    return expanded
+
+
+def _calling_model(chat_template: Callable[..., Any] | None) -> Any:
+    """The model under test.
+
+    ``build_all_requests`` is not given it; but the chat template is a bound method of it, and
+    without one the caller, ``lm_eval.evaluator.evaluate``, has it as its local ``lm``.
+    """
+    model = getattr(chat_template, "__self__", None)
+    frame = sys._getframe(2)
+    if model is None and frame.f_globals.get("__name__") == "lm_eval.evaluator":
+        model = frame.f_locals.get("lm")
+    # With --use_cache it is wrapped.
+    return getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model
+
+
+def _shared_judge(config: JudgeConfig) -> Judge:
+    """The judge for these settings, one for all tasks of the process."""
+    key = (config.model_dump_json(), config.api_key())
+    if key not in _judges or _judges[key].stopped:
+        _judges[key] = Judge(config)
+    return _judges[key]
+
+
+def _wait_for(futures: Sequence[Future[Outcome[Any]]], name: str) -> None:
+    progress = tqdm(futures, desc=f"Judging {name}", unit="call", disable=not sys.stderr.isatty())
+    for future in progress:
+        future.result()
+
+
+def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
+    """``error``, saying where the answers are: the harness writes none when a run fails."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    kept = {i.doc["id"]: i.resps[0] for task in tasks for i in task._instances}
+    path = fetch.cache_folder() / "answers" / f"{tasks[0].task_name}-{stamp}.json"
+    answers.write(path, kept)
+    return JudgeError(
+        f"{error} The {len(kept)} answers are kept in {path}; judge them with: lm-eval-rubrics "
+        f"run --model prefilled --model_args path={path} --tasks …"
+    )
+
+
+def _is_lexical(config: JudgeConfig | None) -> bool:
+    return config is not None and config.backend == "lexical"
+
+
+def _text(response: Any) -> str:
+    return writable(response) if isinstance(response, str) else ""
+
+
+def _mean(values: Sequence[float]) -> float:
+    kept = [value for value in values if value == value]
+    return sum(kept) / len(kept) if kept else _NAN
