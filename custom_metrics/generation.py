@@ -101,6 +101,11 @@ def context_of(
                 "context of 2048 tokens otherwise and cuts what is longer; give the server's own, "
                 "such as max_length=32768"
             )
+        if not isinstance(render([{"role": "user", "content": "?"}]), str):
+            raise ConfigError(
+                "a completions API with a remote tokenizer takes no chat; use "
+                "local-chat-completions, or tokenizer_backend=huggingface with tokenizer=<name>"
+            )
         return Context(
             int(model.max_length), lambda messages: len(model.tok_encode(render(messages)))
         )

@@ -181,13 +181,13 @@ def normalized(criteria: Sequence[Criterion], met: Sequence[float]) -> float:
 
 
 def by_category(criteria: Sequence[Criterion], met: Sequence[float]) -> dict[str, float]:
-    """:func:`clipped` within each category that has a criterion of positive weight.
+    """:func:`clipped` within each category (its :func:`slug`) that has a positive weight.
 
     This is HealthBench's formula; PRBench's paper gives none for its categories.
     """
     pairs: dict[str, list[tuple[Criterion, float]]] = {}
     for criterion, verdict in zip(criteria, met, strict=True):
-        pairs.setdefault(criterion.category, []).append((criterion, verdict))
+        pairs.setdefault(slug(criterion.category), []).append((criterion, verdict))
     scores = {
         category: clipped([c for c, _ in members], [m for _, m in members])
         for category, members in pairs.items()
@@ -226,7 +226,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
         "normalized_score": _NAN if excluded else normalized(criteria, known),
         "clipped_score_low": clipped(criteria, worst),
         "clipped_score_high": clipped(criteria, best),
-        **{f"category_{slug(category)}": score for category, score in categories.items()},
+        **{f"category_{name}": score for name, score in categories.items()},
         "judge_coverage": float(not excluded),
         "empty_answers": float(judgement.answer.empty),
         "criteria": [

@@ -24,8 +24,8 @@ from lm_eval.utils import setup_logging
 
 import lm_eval_tasks
 from custom_metrics import prefilled, prompts  # noqa: F401  (prefilled registers itself)
-from custom_metrics.judge import Judge, JudgeConfig, resolve_config
-from custom_metrics.judge.config import is_secret_name
+from custom_metrics.judge import JudgeConfig, resolve_config, shared_judge
+from custom_metrics.judge.config import MASKED, is_secret_name
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -40,7 +40,7 @@ class MaskedArgs(dict[str, Any]):
     """
 
     def items(self) -> Any:
-        return {k: "***" if is_secret_name(k) else v for k, v in super().items()}.items()
+        return {k: MASKED if is_secret_name(k) else v for k, v in super().items()}.items()
 
     def __repr__(self) -> str:
         return repr(dict(self.items()))
@@ -79,6 +79,7 @@ def run(argv: Sequence[str]) -> None:
     model_args = args.model_args if args.model_args is not None else written.get("model_args")
     if isinstance(model_args, Mapping):
         args.model_args = MaskedArgs(model_args)
+        args.metadata = {**dict(args.model_args.items()), **args.metadata}
     with _task_manager(include_defaults=not _only_ours(tasks, args.include_path)):
         harness.execute(args)
 
@@ -129,11 +130,7 @@ def _check_before_the_model(
         return
     for spec in specs:
         prompts.load(spec, config.prompt)
-    judge = Judge(config)
-    try:
-        judge.check()
-    finally:
-        judge.close()
+    shared_judge(config).check()
 
 
 def _leaves(names: Sequence[str], known: TaskManager) -> Iterator[str]:

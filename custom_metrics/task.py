@@ -29,18 +29,17 @@ import lm_eval_tasks
 from custom_metrics import answers, data, fetch, generation, prompts
 from custom_metrics.answer import Answer, clean_answer, opens_reasoning, writable
 from custom_metrics.errors import ConfigError, JudgeError, show_plainly
-from custom_metrics.judge import Judge, JudgeConfig, Outcome, resolve_config
-from custom_metrics.judge.config import is_secret_name
+from custom_metrics.judge import JudgeConfig, Outcome, resolve_config, shared_judge
+from custom_metrics.judge.config import MASKED, is_secret_name
 from custom_metrics.rubric import Judgement, Message
 
 logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
 
 _NAN = float("nan")
-_LEXICAL_LABEL = "[lexical judge: a smoke test, scores mean nothing]"
+_LEXICAL_LABEL = "(lexical smoke test: scores mean nothing)"
 # Keys of a task's YAML that the harness does not know.
 _OWN_KEYS = ("row_to_doc", "doc_to_messages", "doc_to_judge", "judge_prompts", "metric_names")
 
-_judges: dict[tuple[str, str | None], Judge] = {}
 # Tasks whose requests were built: the first whose answers are there starts the others too.
 _built: weakref.WeakSet[RubricTask] = weakref.WeakSet()
 
@@ -115,6 +114,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             )
         if cache_requests:
             logger.warning("%s: --cache_requests is not used; building is fast", self.task_name)
+        self._warn_of_secrets()
         model = _calling_model(chat_template)
         if not self.predict_only:
             self._prepare_judge(rank)
@@ -164,6 +164,17 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         )
         return lambda messages: self.doc_to_text({"messages": messages})
 
+    def _warn_of_secrets(self) -> None:
+        metadata = self.config.metadata or {}
+        for name in metadata:
+            # Not in this project's own run, which has masked them already.
+            if is_secret_name(name) and metadata[name] != MASKED:
+                logger.warning(
+                    "The harness writes --model_args %s to its results; lm-eval-rubrics run "
+                    "masks it",
+                    name,
+                )
+
     def _warn_of_context(self, wanted: int) -> None:
         for what, ids in (
             (f"leave less than {wanted} tokens for the answer", self._short_answers),
@@ -191,7 +202,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             logger.warning("The judge %s is the model under test as well", config.model)
         if _is_lexical(config):
             logger.warning("The lexical judge is a smoke test: its scores mean nothing")
-        judge = _shared_judge(config)
+        judge = shared_judge(config)
         if rank == 0:
             judge.check()
 
@@ -248,7 +259,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             answer = Answer("", "empty")  # stands for a null answer, and is nobody's answer
         assert self._judge_config is not None
         calls = [] if answer.empty else self._doc_to_judge(doc, answer, self._prompt)
-        self._pending[key] = (answer, _shared_judge(self._judge_config).submit(calls))
+        self._pending[key] = (answer, shared_judge(self._judge_config).submit(calls))
 
     def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
         """The document's metrics, the same keys for every document; NaN where one has no value.
@@ -321,7 +332,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if _is_lexical(self._judge_config):
             config["task_alias"] = f"{self.task_name} {_LEXICAL_LABEL}"
         metadata = {
-            key: "***" if is_secret_name(key) else value
+            key: MASKED if is_secret_name(key) else value
             for key, value in config.get("metadata", {}).items()
         }
         metadata["dataset"] = self._source.record()
@@ -427,18 +438,11 @@ def _calling_model(chat_template: Callable[..., Any] | None) -> Any:
     return getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model
 
 
-def _shared_judge(config: JudgeConfig) -> Judge:
-    """The judge for these settings, one for all tasks of the process."""
-    key = (config.model_dump_json(), config.api_key())
-    if key not in _judges or _judges[key].stopped:
-        _judges[key] = Judge(config)
-    return _judges[key]
-
-
 def _wait_for(futures: Sequence[Future[Outcome[Any]]], name: str) -> None:
     progress = tqdm(futures, desc=f"Judging {name}", unit="call", disable=not sys.stderr.isatty())
-    for future in progress:
-        future.result()
+    outcomes = [future.result() for future in progress]
+    if outcomes and all(outcome.failed for outcome in outcomes):
+        raise JudgeError(f"no call of {name} got a verdict; the last one: {outcomes[-1].failure}")
 
 
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:

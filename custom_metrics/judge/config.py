@@ -15,6 +15,7 @@ from custom_metrics.errors import ConfigError
 
 ENV_PREFIX = "RUBRIC_JUDGE_"
 OPENAI_URL = "https://api.openai.com/v1"
+MASKED = "***"
 _NOT_FIELDS = {"RUBRIC_JUDGE_API_KEY"}
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import random
 import threading
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
 from custom_metrics.errors import JudgeError
@@ -37,6 +39,7 @@ MAX_UNREADABLE = 3
 HOPELESS_AFTER = 20
 _LONGEST_WAIT_S = 60.0
 _LONGEST_RETRY_AFTER_S = 600.0
+_CLOSING_S = 2.0
 
 
 class Client(Protocol):
@@ -61,6 +64,7 @@ class Judge:
         self._read = self._failed = 0
         self._stopped: JudgeError | None = None
         self._client: Client | None = None
+        self._checked = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
@@ -72,8 +76,10 @@ class Judge:
         return self._stopped is not None
 
     def check(self) -> None:
-        """Find out whether the judge can be asked at all. Raises :class:`JudgeError`."""
-        self._run(self._check())
+        """Find out, once, whether the judge can be asked at all. Raises :class:`JudgeError`."""
+        if not self._checked:
+            self._run(self._check())
+            self._checked = True
 
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
         """Start ``calls``; each future gets its outcome, or the error that stopped the judge."""
@@ -85,9 +91,11 @@ class Judge:
         """Stop what is in flight and end the thread."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
-            self._run(self._shut_down())
+            future = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
+            with contextlib.suppress(FutureTimeoutError):
+                future.result(timeout=_CLOSING_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=_CLOSING_S)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -186,6 +194,17 @@ class Judge:
         await asyncio.gather(*workers, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
+
+
+_shared: dict[tuple[str, str | None], Judge] = {}
+
+
+def shared_judge(config: JudgeConfig) -> Judge:
+    """The judge for these settings, one for all tasks of the process; a new one if it gave up."""
+    key = (config.model_dump_json(), config.api_key())
+    if key not in _shared or _shared[key].stopped:
+        _shared[key] = Judge(config)
+    return _shared[key]
 
 
 def _wait(attempts: int, asked_for: float | None) -> float:

@@ -78,10 +78,10 @@ def build_model(tokenizer: PreTrainedTokenizerFast, context: int, seed: int) -> 
     """A two-layer Llama in float32 whose weights depend on the seed alone."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=128,
+        intermediate_size=256,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=4,  # 32 wide each: vLLM's CPU attention serves no head of 16
         num_key_value_heads=4,
         max_position_embeddings=context,
         pad_token_id=tokenizer.pad_token_id,

@@ -1,0 +1,48 @@
+"""Every test runs away from the user's own caches, keys and settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+_NOT_FOR_TESTS = ("RUBRIC_", "OPENAI_", "AZURE_OPENAI_", "HF_", "LMEVAL_")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(_NOT_FOR_TESTS):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("RUBRIC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    # Nothing may leave this machine: whatever tries fails at once, and servers are on loopback.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("RUBRIC_GITHUB_RAW", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")  # the harness's API models want one
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The reference material beside the checkout; the test is skipped where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the reference data (../shared) is not on this machine")
+    return SHARED
+
+
+@pytest.fixture
+def official_prompts(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = shared / "reference" / "prompts"
+    monkeypatch.setenv("RUBRIC_PROMPTS_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def official_data(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = shared / "data"
+    monkeypatch.setenv("RUBRIC_DATA_DIR", str(folder))
+    return folder
