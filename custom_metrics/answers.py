@@ -47,7 +47,7 @@ def read(path: Path) -> dict[str, str]:
 
 def write(path: Path, answers: Mapping[str, str]) -> None:
     """Write ``answers`` so that :func:`read` takes them."""
-    fetch.keep(path, json.dumps(dict(answers), ensure_ascii=False, indent=1))
+    fetch.keep(path, json.dumps(dict(answers), ensure_ascii=False, indent=1).encode("utf-8"))
 
 
 def _answer(value: object, place: str) -> str:

@@ -106,8 +106,12 @@ def _source(origin: str, revision: str | None, files: Sequence[Path]) -> Source:
     return Source(origin, revision, tuple(files), digest.hexdigest())
 
 
-def read_docs(source: Source, row_to_doc: Callable[[Row], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every row as a document, which has an ``id``.
+def read_docs(
+    source: Source, row_to_doc: Callable[[Row, str, int], dict[str, Any] | None], split: str
+) -> list[dict[str, Any]]:
+    """Every row of ``split`` as a document, which has an ``id``.
+
+    ``row_to_doc`` is given row, split and the row's number; None is a row of another split.
 
     Raises :class:`DataError` that names file, row and field for a row that ``row_to_doc`` refuses,
     for an id that occurs twice, and for a split without rows.
@@ -118,10 +122,12 @@ def read_docs(source: Source, row_to_doc: Callable[[Row], dict[str, Any]]) -> li
         for number, row in _rows(path):
             place = f"{path.name}, row {number}"
             try:
-                doc = row_to_doc(row)
+                doc = row_to_doc(row, split, number)
             except DataError as error:
                 name = row.get("task") or row.get("id")
                 raise DataError(f"{place}{f' ({name})' if name else ''}: {error}") from None
+            if doc is None:
+                continue
             identifier = str(doc["id"])
             if identifier in seen:
                 raise DataError(f"{place}: id {identifier!r} stands in {seen[identifier]} already")

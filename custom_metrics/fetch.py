@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import requests
@@ -26,32 +27,39 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "lm-eval-rubrics"
 
 
-def github_file(repository: str, commit: str, path: str) -> str:
-    """The text of one file of a public repository at one commit.
+def github_file(repositories: Sequence[str], commit: str, path: str) -> bytes:
+    """One file of a public repository at one commit; ``repositories`` are names of the same one.
 
     ``RUBRIC_GITHUB_RAW`` names a mirror of ``https://raw.githubusercontent.com``.
     Raises :class:`FetchError` with the address and the reason.
     """
     mirror = os.environ.get("RUBRIC_GITHUB_RAW") or "https://raw.githubusercontent.com"
-    url = f"{mirror.rstrip('/')}/{repository}/{commit}/{path}"
-    try:
-        response = requests.get(url, timeout=_TIMEOUT_S)
-        response.raise_for_status()
-    except requests.RequestException as error:
-        raise FetchError(f"could not fetch {url}: {type(error).__name__}") from error
-    return response.content.decode("utf-8")
+    failures = []
+    for repository in repositories:
+        url = f"{mirror.rstrip('/')}/{repository}/{commit}/{path}"
+        try:
+            response = requests.get(url, timeout=_TIMEOUT_S)
+            response.raise_for_status()
+        except requests.RequestException as error:
+            failures.append(f"{url}: {_reason(error)}")
+        else:
+            return response.content
+    raise FetchError(f"could not fetch {'; '.join(failures)}")
 
 
-def sha256(text: str) -> str:
-    """SHA-256 of ``text`` as UTF-8, in hexadecimal."""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+def _reason(error: requests.RequestException) -> str:
+    status = getattr(error.response, "status_code", None)
+    return f"HTTP {status}" if status else type(error).__name__
 
 
-def keep(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` whole or not at all, so that several processes may do it."""
+def sha256(data: str | bytes) -> str:
+    """SHA-256 in hexadecimal; of text as UTF-8."""
+    return hashlib.sha256(data.encode("utf-8") if isinstance(data, str) else data).hexdigest()
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` whole or not at all, so that several processes may do it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", newline="", dir=path.parent, delete=False
-    ) as file:
-        file.write(text)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
     os.replace(file.name, path)

@@ -14,19 +14,20 @@ from typing import Any
 from custom_metrics.answer import Answer
 from custom_metrics.errors import DataError
 from custom_metrics.judge import JudgeCall, Met, Outcome, read_met, write_met
-from custom_metrics.prompts import Builtin, Official, Prompt
+from custom_metrics.prompts import Builtin, Official, Prompt, Specs
 from custom_metrics.rubric import Criterion, Doc, Judgement, Message
 
-JUDGE_PROMPTS = {
-    "official": Official(
-        repository="scaleapi/PRBench",
-        commit="cc0152a6e5c7b401b35c86d17fa1b78de01b4d17",
-        path="constants.py",
-        constant="GRADER_TEMPLATE",
-        file_name="prbench_grader.txt",
-        sha256="0821305c3d82d01fe4e8cc4e98c78761b71416a5c221d07527e97a74ec488708",
-    ),
-    "builtin": Builtin("prbench_grader.jinja"),
+_GRADER = Official(
+    repositories=("scaleapi/PRBench",),
+    commit="cc0152a6e5c7b401b35c86d17fa1b78de01b4d17",
+    path="constants.py",
+    constant="GRADER_TEMPLATE",
+    file_name="prbench_grader.txt",
+    sha256="0821305c3d82d01fe4e8cc4e98c78761b71416a5c221d07527e97a74ec488708",
+)
+JUDGE_PROMPTS: Specs = {
+    "official": {"user": (_GRADER,)},
+    "builtin": {"user": (Builtin("prbench_grader.jinja"),)},
 }
 
 _KEPT = ("field", "topic", "expert", "economic_pathway", "decision_type")
@@ -36,7 +37,7 @@ _NAN = float("nan")
 # --- row → document ------------------------------------------------------------------------
 
 
-def row_to_doc(row: Mapping[str, Any]) -> dict[str, Any]:
+def row_to_doc(row: Mapping[str, Any], _split: str, _number: int) -> dict[str, Any]:
     """What is kept of a row: its conversation, its rubric and the fields that describe it.
 
     Raises :class:`DataError` that names the field if the row is not what the data set describes.
@@ -124,14 +125,9 @@ def _list(row: Mapping[str, Any], field: str) -> Sequence[Any]:
 # --- document → prompts --------------------------------------------------------------------
 
 
-def doc_to_messages(doc: Doc) -> list[Message]:
-    """The chat that the model under test is given."""
+def doc_to_messages(doc: Doc, _prompt: Prompt | None) -> list[Message]:
+    """The chat that the model under test is given; this benchmark has no task prompt."""
     return list(doc["messages"])
-
-
-def doc_to_text(doc: Doc) -> str:
-    """The same as a plain transcript, for a model without a chat template."""
-    return render_conversation(doc["messages"]) + "\nassistant:"
 
 
 def render_conversation(messages: Sequence[Message]) -> str:
@@ -139,20 +135,15 @@ def render_conversation(messages: Sequence[Message]) -> str:
     return "\n".join(f"{m['role']}: {m['content']}" for m in messages).strip()
 
 
-def doc_to_judge(doc: Doc, answer: Answer, prompt: Prompt) -> list[JudgeCall[Met]]:
+def doc_to_judge(
+    doc: Doc, messages: Sequence[Message], answer: Answer, prompt: Prompt
+) -> list[JudgeCall[Met]]:
     """One call a criterion; all of them share the conversation."""
-    conversation = render_conversation(
-        [*doc["messages"], {"role": "assistant", "content": answer.text}]
-    )
+    conversation = render_conversation([*messages, {"role": "assistant", "content": answer.text}])
 
     def call(criterion: Criterion) -> JudgeCall[Met]:
         return JudgeCall(
-            messages=lambda: [
-                {
-                    "role": "user",
-                    "content": prompt.render(conversation=conversation, rubric_item=criterion.text),
-                }
-            ],
+            messages=lambda: prompt.messages(conversation=conversation, rubric_item=criterion.text),
             read=read_met,
             conversation=str(doc["id"]),
             label=criterion.id,

@@ -1,4 +1,4 @@
-"""The judge's prompt templates: the official ones, and ones of this project's own wording.
+"""Prompt templates: the official ones, and ones of this project's own wording.
 
 An official prompt belongs to its authors and is not shipped. It is read from
 ``RUBRIC_PROMPTS_DIR``, from the cache, or from its owner's repository at a pinned commit, where
@@ -15,53 +15,83 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any, Literal
 
 import jinja2
 
 from custom_metrics import fetch
 from custom_metrics.errors import FetchError
 
+Style = Literal["angle", "brace", "jinja"]
+"""How placeholders are written: ``<<name>>``, ``{name}`` or Jinja's ``{{ name }}``."""
+
 
 @dataclass(frozen=True)
 class Official:
-    """Where a prompt of a benchmark's authors is found, and what it must be."""
+    """Where a template of a benchmark's authors is found, and what it must be.
 
-    repository: str
+    ``constant`` is assigned a string, or a dict that holds it under ``key``. ``repositories`` are
+    names of the same repository, tried in turn. ``repairs`` are (pattern, replacement) pairs that
+    mend the checked text; what was mended is recorded.
+    """
+
+    repositories: tuple[str, ...]
     commit: str
     path: str
     constant: str
     file_name: str
     sha256: str
+    key: str | None = None
+    style: Style = "angle"
+    repairs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Builtin:
-    """A prompt of this project's own wording, a Jinja file in ``builtin_prompts``."""
+    """A template of this project's own wording, a Jinja file in ``builtin_prompts``."""
 
     file_name: str
 
 
+Specs = Mapping[str, Mapping[str, tuple[Official | Builtin, ...]]]
+"""Prompt name → role → the parts of that role's template, which are joined."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """One role's template, ready to be filled."""
+
+    text: str
+    style: Style
+    record: Mapping[str, Any]
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """The text with its placeholders filled, in one pass: what is put in is not scanned."""
+        if self.style == "jinja":
+            return _compiled(self.text).render(values)
+        left, right = ("<<", ">>") if self.style == "angle" else (r"\{", r"\}")
+        pattern = f"{left}({'|'.join(values)}){right}"
+        return re.sub(pattern, lambda match: values[match[1]], self.text)
+
+
 @dataclass(frozen=True)
 class Prompt:
-    """A template, ready to be filled. ``sha256`` is that of the unfilled text."""
+    """A chat's templates by role, under the name that a setting chooses."""
 
     name: str
-    text: str
-    source: str
-    is_jinja: bool = False
+    templates: Mapping[str, Template]
 
-    @property
-    def sha256(self) -> str:
-        return fetch.sha256(self.text)
+    def messages(self, **values: str) -> list[dict[str, str]]:
+        """The chat, every template filled with ``values``."""
+        return [
+            {"role": role, "content": template.render(values)}
+            for role, template in self.templates.items()
+        ]
 
-    def render(self, **values: str) -> str:
-        """The text with its placeholders filled, in one pass: what is put in is not scanned."""
-        if self.is_jinja:
-            return _compiled(self.text).render(values)
-        return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
-
-
-_PLACEHOLDER = re.compile(r"<<(\w+)>>")
+    def record(self) -> dict[str, Any]:
+        """Name, and for each role the SHA-256 and source, as results and samples hold them."""
+        roles = {role: dict(template.record) for role, template in self.templates.items()}
+        return {"name": self.name, **roles}
 
 
 @lru_cache
@@ -69,76 +99,104 @@ def _compiled(text: str) -> jinja2.Template:
     return jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(text)
 
 
-def load(specs: Mapping[str, Official | Builtin], name: str) -> Prompt:
+def load(specs: Specs, name: str) -> Prompt:
     """The prompt called ``name``.
 
-    Raises :class:`FetchError` if an official one can neither be found nor fetched, or is not the
+    Raises :class:`FetchError` if an official part can neither be found nor fetched, or is not the
     text that it should be.
     """
-    spec = specs[name]
-    if isinstance(spec, Builtin):
-        folder = resources.files("custom_metrics") / "builtin_prompts"
-        text = (folder / spec.file_name).read_text(encoding="utf-8").rstrip("\n")
-        return Prompt(name, text, f"custom_metrics/builtin_prompts/{spec.file_name}", is_jinja=True)
-    source = f"github.com/{spec.repository}/blob/{spec.commit}/{spec.path}#{spec.constant}"
-    return Prompt(name, _official_text(spec), source)
+    return Prompt(name, {role: _template(parts) for role, parts in specs[name].items()})
 
 
-def _official_text(spec: Official) -> str:
-    folder = os.environ.get("RUBRIC_PROMPTS_DIR")
-    if folder:
-        path = Path(folder).expanduser() / spec.file_name
-        if not path.is_file():
-            raise FetchError(
-                f"RUBRIC_PROMPTS_DIR={folder} has no {spec.file_name}; put the official prompt "
-                "there, unset the variable to fetch it, or set the judge's prompt to builtin"
-            )
-        text = _checked(path.read_bytes(), spec)
-        if text is None:
-            raise FetchError(
-                f"{path} is not the official prompt (SHA-256 {spec.sha256} is expected, of "
-                "UTF-8 text without a newline at the end); replace it, unset RUBRIC_PROMPTS_DIR "
-                "to fetch it, or set the judge's prompt to builtin"
-            )
-        return text
-    cached = fetch.cache_folder() / "prompts" / f"{spec.sha256[:16]}-{spec.file_name}"
-    if cached.is_file() and (text := _checked(cached.read_bytes(), spec)) is not None:
-        return text
-    text = _fetched(spec)
-    fetch.keep(cached, text)
+def _template(parts: tuple[Official | Builtin, ...]) -> Template:
+    texts = [_official(part) if isinstance(part, Official) else _builtin(part) for part in parts]
+    first = parts[0]
+    text = "".join(texts)
+    record: dict[str, Any] = {
+        "sha256": fetch.sha256(text),
+        "source": " + ".join(_source(part) for part in parts),
+    }
+    if any(isinstance(part, Official) and part.repairs for part in parts):
+        record["repaired"] = "the official text is malformed; it was mended after its check"
+        record["official_sha256"] = [p.sha256 for p in parts if isinstance(p, Official)]
+    return Template(text, first.style if isinstance(first, Official) else "jinja", record)
+
+
+def _source(part: Official | Builtin) -> str:
+    if isinstance(part, Builtin):
+        return f"custom_metrics/builtin_prompts/{part.file_name}"
+    place = part.constant if part.key is None else f"{part.constant}[{part.key!r}]"
+    return f"github.com/{part.repositories[0]}/blob/{part.commit}/{part.path}#{place}"
+
+
+def _builtin(part: Builtin) -> str:
+    folder = resources.files("custom_metrics") / "builtin_prompts"
+    return (folder / part.file_name).read_text(encoding="utf-8").rstrip("\n")
+
+
+def _official(part: Official) -> str:
+    text = _official_text(part)
+    for pattern, replacement in part.repairs:
+        text = re.sub(pattern, replacement, text)
     return text
 
 
-def _checked(data: bytes, spec: Official) -> str | None:
+def _official_text(part: Official) -> str:
+    folder = os.environ.get("RUBRIC_PROMPTS_DIR")
+    if folder:
+        path = Path(folder).expanduser() / part.file_name
+        if not path.is_file():
+            raise FetchError(
+                f"RUBRIC_PROMPTS_DIR={folder} has no {part.file_name}; put the official prompt "
+                "there, unset the variable to fetch it, or choose the builtin prompt"
+            )
+        text = _checked(path.read_bytes(), part)
+        if text is None:
+            raise FetchError(
+                f"{path} is not the official prompt (SHA-256 {part.sha256} is expected, of "
+                "UTF-8 text without a newline at the end); replace it, unset RUBRIC_PROMPTS_DIR "
+                "to fetch it, or choose the builtin prompt"
+            )
+        return text
+    cached = fetch.cache_folder() / "prompts" / f"{part.sha256[:16]}-{part.file_name}"
+    if cached.is_file() and (text := _checked(cached.read_bytes(), part)) is not None:
+        return text
+    text = _fetched(part)
+    fetch.keep(cached, text.encode("utf-8"))
+    return text
+
+
+def _checked(data: bytes, part: Official) -> str | None:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    return text if fetch.sha256(text) == spec.sha256 else None
+    return text if fetch.sha256(text) == part.sha256 else None
 
 
-def _fetched(spec: Official) -> str:
+def _fetched(part: Official) -> str:
     try:
-        source = fetch.github_file(spec.repository, spec.commit, spec.path)
-        text = string_constant(source, spec.constant)
-        if fetch.sha256(text) != spec.sha256:
+        source = fetch.github_file(part.repositories, part.commit, part.path)
+        text = string_constant(source.decode("utf-8", "replace"), part.constant, part.key)
+        if fetch.sha256(text) != part.sha256:
             raise FetchError(
-                f"{spec.constant} in {spec.path} of {spec.repository} at {spec.commit} does not "
-                f"have the SHA-256 {spec.sha256}"
+                f"{part.constant} in {part.path} of {part.repositories[0]} at {part.commit} does "
+                f"not have the SHA-256 {part.sha256}"
             )
     except FetchError as error:
         raise FetchError(
-            f"the official prompt {spec.file_name} could not be had: {error}. Set "
-            f"RUBRIC_PROMPTS_DIR to a folder that holds it, RUBRIC_GITHUB_RAW to a mirror, or the "
-            "judge's prompt to builtin (other wording, same contract)"
+            f"the official prompt {part.file_name} could not be had: {error}. Set "
+            "RUBRIC_PROMPTS_DIR to a folder that holds it, RUBRIC_GITHUB_RAW to a mirror, or "
+            "choose the builtin prompt (other wording, same contract)"
         ) from error
     return text
 
 
-def string_constant(source: str, name: str) -> str:
+def string_constant(source: str, name: str, key: str | None = None) -> str:
     """The string that Python ``source`` assigns to ``name``, taken out without running it.
 
-    A literal, possibly with ``.strip()`` called on it. Raises :class:`FetchError` otherwise.
+    A literal, possibly with ``.strip()`` called on it, or such a value under ``key`` of a dict
+    display. Raises :class:`FetchError` if there is none.
     """
     try:
         tree = ast.parse(source)
@@ -148,14 +206,28 @@ def string_constant(source: str, name: str) -> str:
         if isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == name for target in node.targets
         ):
-            value, strip = node.value, False
-            if (
-                isinstance(value, ast.Call)
-                and isinstance(value.func, ast.Attribute)
-                and value.func.attr == "strip"
-                and not value.args
-            ):
-                value, strip = value.func.value, True
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                return value.value.strip() if strip else value.value
-    raise FetchError(f"no string is assigned to {name}")
+            text = _literal(node.value if key is None else _entry(node.value, key))
+            if text is not None:
+                return text
+    raise FetchError(f"no string is assigned to {name if key is None else f'{name}[{key!r}]'}")
+
+
+def _entry(node: ast.expr, key: str) -> ast.expr | None:
+    if not isinstance(node, ast.Dict):
+        return None
+    pairs = zip(node.keys, node.values, strict=True)
+    return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == key), None)
+
+
+def _literal(node: ast.expr | None) -> str | None:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "strip"
+        and not node.args
+    ):
+        text = _literal(node.func.value)
+        return None if text is None else text.strip()
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return None

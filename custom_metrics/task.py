@@ -8,6 +8,7 @@ The comments say which behaviour of lm-evaluation-harness 0.4.13 a line relies o
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 import weakref
@@ -38,7 +39,14 @@ logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own 
 _NAN = float("nan")
 _LEXICAL_LABEL = "(lexical smoke test: scores mean nothing)"
 # Keys of a task's YAML that the harness does not know.
-_OWN_KEYS = ("row_to_doc", "doc_to_messages", "doc_to_judge", "judge_prompts", "metric_names")
+_OWN_KEYS = (
+    "row_to_doc",
+    "doc_to_messages",
+    "task_prompts",
+    "doc_to_judge",
+    "judge_prompts",
+    "metric_names",
+)
 
 # Tasks whose requests were built: the first whose answers are there starts the others too.
 _built: weakref.WeakSet[RubricTask] = weakref.WeakSet()
@@ -48,8 +56,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     """A subset of a rubric benchmark, judged by an LLM.
 
     Its YAML names, besides the harness's keys: ``row_to_doc`` (raw row → document with ``id``),
-    ``doc_to_messages``, ``doc_to_judge`` (document, answer, prompt → judge calls),
-    ``judge_prompts``, ``metric_names`` (documents → what ``name_*`` in ``metric_list`` stands
+    ``doc_to_messages`` (document, task prompt → chat), ``doc_to_judge`` (document, chat, answer,
+    judge prompt → judge calls), ``judge_prompts``, and where it has them ``task_prompts`` and
+    ``metric_names`` (documents → what ``name_*`` in ``metric_list`` stands
     for), and a ``process_results`` that takes a document and its one :class:`Judgement`. An entry
     of ``metric_list`` may have a ``stderr`` function beside its ``aggregation``.
     """
@@ -58,23 +67,25 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         show_plainly(sys.argv[0])
         config = dict(config)
         config.pop("class", None)
-        functions = {key: config.pop(key) for key in _OWN_KEYS}
+        functions = {key: config.pop(key, None) for key in _OWN_KEYS}
         if config.get("filter_list"):
             raise ConfigError(
                 f"{config['task']}: filter_list is not supported; answers are cleaned"
             )
         self._doc_to_messages: Callable[..., list[Message]] = functions["doc_to_messages"]
         self._doc_to_judge: Callable[..., list[Any]] = functions["doc_to_judge"]
-        self._judge_prompts: Mapping[str, Any] = functions["judge_prompts"]
+        self._judge_prompts: prompts.Specs = functions["judge_prompts"]
+        self._task_prompts: prompts.Specs | None = functions["task_prompts"]
         self._score: Callable[..., dict[str, Any]] = config["process_results"]
         self._source = _source(config)
-        docs = data.read_docs(self._source, functions["row_to_doc"])
+        docs = data.read_docs(self._source, functions["row_to_doc"], config["test_split"])
         self._docs = datasets.Dataset.from_list(docs)
-        config["metric_list"] = _expanded(config["metric_list"], functions["metric_names"](docs))
+        config["metric_list"] = _expanded(config["metric_list"], _metric_names(functions, docs))
         self.metrics = [entry["metric"] for entry in config["metric_list"]]
         self.values: dict[str, list[float]] = {}
         self._judge_config: JudgeConfig | None = None
         self._prompt: prompts.Prompt | None = None
+        self._task_prompt: prompts.Prompt | None = None
         self._cut_prompts: list[str] = []
         self._short_answers: list[str] = []
         self._pending: dict[tuple[str, str], tuple[Answer, list[Future[Outcome[Any]]]]] = {}
@@ -116,6 +127,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             logger.warning("%s: --cache_requests is not used; building is fast", self.task_name)
         self._warn_of_secrets()
         model = _calling_model(chat_template)
+        if self._task_prompts is not None:
+            self._task_prompt = prompts.load(self._task_prompts, self._task_prompt_name())
         if not self.predict_only:
             self._prepare_judge(rank)
         render = self._renderer(model, chat_template if apply_chat_template else None)
@@ -128,7 +141,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         for doc_id, doc in self.doc_iterator(
             rank=rank, limit=limit, samples=samples, world_size=world_size
         ):
-            fitted = generation.fit(system + self._doc_to_messages(doc), wanted, context)
+            fitted = generation.fit(system + self._messages(doc), wanted, context)
             if fitted.cut:
                 self._cut_prompts.append(doc["id"])
             if fitted.answer_tokens < wanted:
@@ -150,6 +163,26 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._warn_of_context(wanted)
         _built.add(self)
 
+    def doc_to_text(self, doc: Mapping[str, Any], *_: Any) -> str:
+        """The conversation as a transcript, as a model without a chat template gets it."""
+        # The harness asks for a first text before it is known which task prompt is wanted.
+        unknown = self._task_prompts is not None and self._task_prompt is None
+        return "" if unknown else transcript(self._messages(doc))
+
+    def _messages(self, doc: Mapping[str, Any]) -> list[Message]:
+        return self._doc_to_messages(doc, self._task_prompt)
+
+    def _task_prompt_name(self) -> str:
+        known = self._task_prompts or {}
+        metadata = self.config.metadata or {}
+        name = metadata.get("task_prompt") or os.environ.get("RUBRIC_TASK_PROMPT") or "official"
+        if name not in known:
+            raise ConfigError(
+                f"RUBRIC_TASK_PROMPT (or metadata 'task_prompt'): {name!r} is not one of "
+                f"{', '.join(known)}"
+            )
+        return str(name)
+
     def _renderer(
         self, model: Any, chat_template: Callable[..., Any] | None
     ) -> Callable[[Sequence[Message]], Any]:
@@ -162,7 +195,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             "not comparable with the paper's. Add --apply_chat_template",
             self.task_name,
         )
-        return lambda messages: self.doc_to_text({"messages": messages})
+        return transcript
 
     def _warn_of_secrets(self) -> None:
         metadata = self.config.metadata or {}
@@ -258,7 +291,11 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if response and response == api_models.LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER:
             answer = Answer("", "empty")  # stands for a null answer, and is nobody's answer
         assert self._judge_config is not None
-        calls = [] if answer.empty else self._doc_to_judge(doc, answer, self._prompt)
+        calls = (
+            []
+            if answer.empty
+            else self._doc_to_judge(doc, self._messages(doc), answer, self._prompt)
+        )
         self._pending[key] = (answer, shared_judge(self._judge_config).submit(calls))
 
     def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
@@ -278,10 +315,13 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         )
         scores = self._score(doc, [judgement])
         doc.update({key: value for key, value in scores.items() if key not in self.metrics})
+        doc["messages"] = self._messages(doc)
         doc["answer"] = answer.text
         doc["answer_status"] = answer.status
         doc["judge"] = self._judge_config.record()
-        doc["judge_prompt"] = self._prompt_record()
+        doc["judge_prompt"] = self._prompt.record()
+        if self._task_prompt is not None:
+            doc["task_prompt"] = self._task_prompt.record()
         doc["task_version"] = self.VERSION
         # A metric named X_stderr that follows X lands in the harness's stderr column for X.
         return {name: scores.get(name.removesuffix("_stderr"), _NAN) for name in self.metrics}
@@ -318,14 +358,6 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
 
     # --- the record ---
 
-    def _prompt_record(self) -> dict[str, str]:
-        assert self._prompt is not None
-        return {
-            "name": self._prompt.name,
-            "sha256": self._prompt.sha256,
-            "source": self._prompt.source,
-        }
-
     def dump_config(self) -> dict[str, Any]:
         """The task's configuration for the results file, with what decided the numbers."""
         config: dict[str, Any] = super().dump_config()
@@ -343,7 +375,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         }
         if self._judge_config is not None and self._prompt is not None:
             metadata["judge"] = self._judge_config.record()
-            metadata["judge_prompt"] = self._prompt_record()
+            metadata["judge_prompt"] = self._prompt.record()
+        if self._task_prompt is not None:
+            metadata["task_prompt"] = self._task_prompt.record()
         return {**config, "metadata": metadata}
 
 
@@ -391,6 +425,15 @@ class RubricGroup(Group):  # type: ignore[misc]
 
 
 # --- helpers -------------------------------------------------------------------------------
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """A conversation as plain text, to be continued by the assistant."""
+    return "\n".join([*(f"{m['role']}: {m['content']}" for m in messages), "assistant:"])
+
+
+def _metric_names(functions: Mapping[str, Any], docs: Sequence[dict[str, Any]]) -> list[str]:
+    return functions["metric_names"](docs) if functions["metric_names"] else []
 
 
 def _source(config: Mapping[str, Any]) -> data.Source:

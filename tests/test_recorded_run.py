@@ -69,7 +69,7 @@ def test_stock_lm_eval(run: RecordedRun, server: StubServer, tmp_path: Path) -> 
     assert {line["doc"]["answer"] for line in lines} == {a.strip() for a in run.answers.values()}
     metadata = results(tmp_path / "out")["configs"]["prbench_finance_hard"]["metadata"]
     assert metadata["judge"]["model"] == "judge"
-    assert metadata["judge_prompt"]["sha256"].startswith("0821305c")
+    assert metadata["judge_prompt"]["user"]["sha256"].startswith("0821305c")
     assert len(metadata["dataset"]["fingerprint"]) == 64
 
 
