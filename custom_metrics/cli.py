@@ -17,7 +17,7 @@ import lm_eval_tasks
 from custom_metrics.errors import JudgeError, RubricError
 
 _QUALITIES = ("strong", "middling", "weak")
-_DEMOS = {"prbench_sample": "prbench"}
+_DEMOS = {"prbench_sample": "prbench", "plawbench_sample": "plawbench"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,9 +86,9 @@ def _demo() -> None:
                 flush=True,
             )
             model_args = json.dumps({"path": str(answers)})
-            judge = ["backend=lexical", "prompt=builtin"]
             run(["--model", "prefilled", "--model_args", model_args, "--tasks", task,
-                 "--judge", *judge])  # fmt: skip
+                 "--metadata", '{"task_prompt": "builtin"}',
+                 "--judge", "backend=lexical", "prompt=builtin"])  # fmt: skip
 
 
 def _link(command: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from custom_metrics import fetch
 from custom_metrics.answer import writable
-from custom_metrics.errors import DataError
+from custom_metrics.errors import DataError, FetchError
 
 Row = dict[str, Any]
 
@@ -35,27 +37,68 @@ class Source:
         }
 
 
-def find_split(
-    repository: str, split: str, *, folder_name: str, revision: str | None, bundled: Path | None
-) -> Source:
-    """The files of ``split``: bundled, else below ``RUBRIC_DATA_DIR``, else on the Hub.
+@dataclass(frozen=True)
+class Pinned:
+    """A file of a benchmark's own repository. ``repositories`` are names of the same one."""
 
-    Raises :class:`DataError` that says where was looked and what to do.
+    repositories: tuple[str, ...]
+    commit: str
+    sha256: str
+
+
+def find_split(
+    split: str,
+    *,
+    repository: str,
+    folder: str,
+    files: Sequence[str] = (),
+    revision: str | None = None,
+    github: Pinned | None = None,
+    bundled: Path | None = None,
+) -> Source:
+    """The files of ``split``: bundled, else below ``RUBRIC_DATA_DIR``, else where they come from.
+
+    That is the first of ``files`` in the pinned repository ``github``, or else the data set
+    ``repository`` on the Hub. Below ``RUBRIC_DATA_DIR``/``folder`` a file may have one of the names
+    ``files`` or one made from ``split``. Raises :class:`DataError` that says what to do.
     """
     if bundled is not None:
         return _source("bundled with lm-eval-rubrics", None, [bundled])
     chosen = os.environ.get("RUBRIC_DATA_DIR")
     if chosen:
-        folder = Path(chosen).expanduser() / folder_name
-        files = _split_files(folder, split)
-        if not files:
-            names = ", ".join(_patterns(split))
+        names = (*files, *_patterns(split))
+        found = _first_match(Path(chosen).expanduser() / folder, names)
+        if not found:
             raise DataError(
-                f"RUBRIC_DATA_DIR={chosen}: no file of the split {split!r} in {folder_name}/ "
-                f"(looked for {names}); add it, or unset the variable to use the Hub"
+                f"RUBRIC_DATA_DIR={chosen}: no file of {split!r} in {folder}/ (looked for "
+                f"{', '.join(names)}); add it, or unset the variable to have it fetched"
             )
-        return _source(f"RUBRIC_DATA_DIR/{folder_name}", None, files)
+        return _source(f"RUBRIC_DATA_DIR/{folder}", None, found)
+    if github is not None:
+        return _from_github(github, files[0])
     return _from_hub(repository, split, revision)
+
+
+def _from_github(pinned: Pinned, name: str) -> Source:
+    path = fetch.cache_folder() / "data" / pinned.sha256[:16] / name
+    if not (path.is_file() and fetch.sha256(path.read_bytes()) == pinned.sha256):
+        try:
+            content = fetch.github_file(pinned.repositories, pinned.commit, name)
+            if fetch.sha256(content) != pinned.sha256:
+                raise FetchError(f"{name} does not have the SHA-256 {pinned.sha256}")
+        except FetchError as error:
+            raise DataError(
+                f"the data could not be had: {error}. Set RUBRIC_DATA_DIR to a folder that holds "
+                "it, or RUBRIC_GITHUB_RAW to a mirror"
+            ) from error
+        try:
+            fetch.keep(path, content)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written ({error.strerror}); set RUBRIC_CACHE_DIR to a folder "
+                "that can"
+            ) from None
+    return _source(f"github.com/{pinned.repositories[0]}", pinned.commit, [path])
 
 
 def _from_hub(repository: str, split: str, revision: str | None) -> Source:
@@ -71,10 +114,11 @@ def _from_hub(repository: str, split: str, revision: str | None) -> Source:
     except Exception as error:  # the Hub's client raises many kinds; each gets the same mend
         raise DataError(
             f"{repository}, split {split!r}, revision {revision or 'main'}: the Hub said "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}. Check the name and the "
-            "connection, or set RUBRIC_DATA_DIR to a folder that holds the data"
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}. Check the "
+            "name and the connection (HF_HUB_OFFLINE switches it off), or set RUBRIC_DATA_DIR to a "
+            "folder that holds the data"
         ) from error
-    files = _split_files(folder, split)
+    files = _first_match(folder, _patterns(split))
     if not files:
         raise DataError(
             f"{repository} at revision {folder.name} has no parquet file of the split {split!r}, "
@@ -88,13 +132,33 @@ def _patterns(split: str) -> tuple[str, ...]:
     return (f"{split}.parquet", f"{split}.jsonl", f"{split}-*-of-*.parquet")
 
 
-def _split_files(folder: Path, split: str) -> list[Path]:
+def _first_match(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """The files of the first pattern that any file matches, in ``folder`` or its ``data``."""
     for place in (folder, folder / "data"):
-        for pattern in _patterns(split):
+        for pattern in patterns:
             files = sorted(place.glob(pattern))
             if files:
+                _check_shards(files)
                 return files
     return []
+
+
+def _check_shards(files: Sequence[Path]) -> None:
+    """Refuse a part of a split for the whole: ``name-00000-of-00003`` wants all three."""
+    matches = [_SHARD.search(path.name) for path in files]
+    numbers = {int(match[1]) for match in matches if match}
+    counts = {int(match[2]) for match in matches if match}
+    if not counts:
+        return
+    missing = sorted(set(range(max(counts))) - numbers)
+    if missing or len(counts) > 1 or len(numbers) != len(files):
+        raise DataError(
+            f"{files[0].parent.name}/: of the shards of {files[0].name} the numbers {missing} are "
+            "missing, or shards of several versions lie side by side; make the set complete"
+        )
+
+
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.")
 
 
 def _source(origin: str, revision: str | None, files: Sequence[Path]) -> Source:
@@ -139,17 +203,26 @@ def read_docs(
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """``(number, row)``: the line of a JSONL file from 1, the index of a parquet row from 0."""
+    """``(number, row)``: the line of a JSONL file or the entry of a JSON list, from 1; the index
+    of a parquet row, from 0."""
     if path.suffix == ".jsonl":
         yield from read_jsonl(path)
-        return
-    import pyarrow.parquet as parquet
+    elif path.suffix == ".json":
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise DataError(f"{path.name}: not JSON in UTF-8 ({error})") from None
+        if not isinstance(loaded, list) or not all(isinstance(row, dict) for row in loaded):
+            raise DataError(f"{path.name}: a list of objects is needed")
+        yield from enumerate(deep_writable(loaded), 1)
+    else:
+        import pyarrow.parquet as parquet
 
-    try:
-        table = parquet.read_table(path)
-    except Exception as error:
-        raise DataError(f"{path.name}: not a readable parquet file ({error})") from error
-    yield from enumerate(table.to_pylist())
+        try:
+            table = parquet.read_table(path)
+        except Exception as error:
+            raise DataError(f"{path.name}: not a readable parquet file ({error})") from error
+        yield from enumerate(table.to_pylist())
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
@@ -161,7 +234,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
                     continue
                 try:
                     row = json.loads(line)
-                except json.JSONDecodeError as error:
+                except (json.JSONDecodeError, RecursionError) as error:
                     raise DataError(f"{path.name}, line {number}: not JSON ({error})") from None
                 if not isinstance(row, Mapping):
                     raise DataError(f"{path.name}, line {number}: an object is needed")

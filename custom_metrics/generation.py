@@ -29,10 +29,14 @@ _PROBE_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class Context:
-    """A model's window: ``length`` tokens for prompt and answer; ``count`` measures a chat."""
+    """A model's window: ``length`` tokens for prompt and answer; ``count`` measures a chat.
+
+    ``most`` is an upper bound of ``count`` that costs nothing, where counting costs a request.
+    """
 
     length: int
     count: Callable[[Sequence[Message]], int]
+    most: Callable[[Sequence[Message]], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,28 +92,25 @@ def context_of(
     ``render`` makes the prompt that the model is given. Raises :class:`ConfigError` for a
     completions API without ``max_length``: the harness would assume 2,048 tokens.
     """
-    if "TemplateAPI" not in _classes(model):
-        if not hasattr(model, "tok_encode") or not hasattr(model, "max_length"):
-            return None
-        return Context(
-            int(model.max_length), lambda messages: len(model.tok_encode(render(messages)))
+    api = "TemplateAPI" in _classes(model)
+    if api and is_chat_api(model):
+        return _server_context(model)
+    if api and not isinstance(render([{"role": "user", "content": "?"}]), str):
+        raise ConfigError(
+            "this completions API gets no text but a list of messages; use local-chat-completions, "
+            "or tokenizer_backend=huggingface with tokenizer=<name>"
         )
-    if getattr(model, "tokenized_requests", False) and not is_chat_api(model):
-        if "max_length" not in model_args:
-            raise ConfigError(
-                "--model_args max_length is needed for a completions API: the harness assumes a "
-                "context of 2048 tokens otherwise and cuts what is longer; give the server's own, "
-                "such as max_length=32768"
-            )
-        if not isinstance(render([{"role": "user", "content": "?"}]), str):
-            raise ConfigError(
-                "a completions API with a remote tokenizer takes no chat; use "
-                "local-chat-completions, or tokenizer_backend=huggingface with tokenizer=<name>"
-            )
-        return Context(
-            int(model.max_length), lambda messages: len(model.tok_encode(render(messages)))
+    if api and not getattr(model, "tokenized_requests", False):
+        return None
+    if api and "max_length" not in model_args:
+        raise ConfigError(
+            "--model_args max_length is needed for a completions API: the harness assumes a "
+            "context of 2048 tokens otherwise and cuts what is longer; give the server's own, "
+            "such as max_length=32768"
         )
-    return _server_context(model)
+    if not hasattr(model, "tok_encode") or not hasattr(model, "max_length"):
+        return None
+    return Context(int(model.max_length), lambda messages: len(model.tok_encode(render(messages))))
 
 
 def _server_context(model: Any) -> Context | None:
@@ -131,15 +132,14 @@ def _server_context(model: Any) -> Context | None:
     except (requests.RequestException, ValueError, LookupError, TypeError, StopIteration):
         return None
 
-    def count(messages: Sequence[Message]) -> int:
-        # A token has at least one byte, and a template adds few to each message: most prompts
-        # need no request to be found short enough.
-        most = sum(len(m["content"].encode()) + 64 for m in messages) + 256
-        if most + LEAST_ANSWER_TOKENS <= int(length) // 2:
-            return most
-        return _server_count(root, model.model, messages, options)
+    return Context(
+        int(length), lambda messages: _server_count(root, model.model, messages, options), _most
+    )
 
-    return Context(int(length), count)
+
+def _most(messages: Sequence[Message]) -> int:
+    # A token has at least one byte, and a template adds few to each message.
+    return sum(len(message["content"].encode()) + 64 for message in messages) + 256
 
 
 def _server_count(
@@ -167,6 +167,8 @@ def fit(messages: list[Message], wanted: int, context: Context | None) -> Fitted
             f"answer of {least}; take a model with a longer context, or a smaller --gen_kwargs "
             "max_gen_toks"
         )
+    if context.most is not None and context.most(messages) + wanted <= context.length:
+        return Fitted(messages, wanted)
     used = context.count(messages)
     cut = used > room
     while used > room:
@@ -180,14 +182,15 @@ def fit(messages: list[Message], wanted: int, context: Context | None) -> Fitted
 
 
 def _shortened(messages: list[Message], used: int, room: int) -> list[Message]:
-    """``messages`` without some of their oldest text; turns that are used up go in pairs."""
+    """``messages`` without some of their oldest text."""
     head = [m for m in messages if m["role"] == "system"]
     turns = [dict(m) for m in messages if m["role"] != "system"]
     length = sum(len(m["content"]) for m in turns)
     excess = max(64, -(-length * (used - room) * 21 // (used * 20)))
-    while len(turns) > 2 and len(turns[0]["content"]) <= excess:
-        excess -= sum(len(m["content"]) for m in turns[:2])
-        turns = turns[2:]
+    while len(turns) > 1 and (
+        len(turns[0]["content"]) <= excess or turns[0]["role"] == "assistant"
+    ):  # templates want a user's turn first
+        excess -= len(turns.pop(0)["content"])
     if excess > 0:
         rest = turns[0]["content"][excess:]
         if not rest.strip():

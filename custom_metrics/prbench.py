@@ -6,6 +6,7 @@ github.com/scaleapi/PRBench; where this differs from the official script, the RE
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -46,6 +47,7 @@ def row_to_doc(row: Mapping[str, Any], _split: str, _number: int) -> dict[str, A
     criteria = [_criterion(raw, number) for number, raw in enumerate(_list(row, "rubric"))]
     if not criteria:
         raise DataError("field 'rubric': no criteria")
+    unscored = not any(criterion.weight > 0 for criterion in criteria)
     return {
         "id": _text(row, "task"),
         "task": _text(row, "task"),
@@ -53,25 +55,33 @@ def row_to_doc(row: Mapping[str, Any], _split: str, _number: int) -> dict[str, A
         "rubric": [asdict(criterion) for criterion in criteria],
         **{name: None if row.get(name) is None else str(row[name]) for name in _KEPT},
         "turns": sum(message["role"] == "user" for message in messages),
+        "note": "no criterion has a positive weight, so it has no clipped score" * unscored or None,
     }
 
 
 def _messages(row: Mapping[str, Any]) -> Iterator[Message]:
     """The conversation: for each turn the reference texts and the prompt, then the response."""
-    turns = 0
-    while _is_text(row.get(f"prompt_{turns}")):
-        turns += 1
-    if not turns:
-        raise DataError("field 'prompt_0': a non-blank string is needed")
+    present = sorted(
+        int(match[1])
+        for field, value in row.items()
+        if (match := _PROMPT_FIELD.fullmatch(str(field))) and value is not None
+    )
+    turns = present[-1] + 1 if present else 1
     for turn in range(turns):
+        _text(row, f"prompt_{turn}")  # no gap: a conversation that ends early is another one
         texts = row.get(f"reference_texts_{turn}")
-        texts = [] if texts is None else list(texts)
+        texts = [] if texts is None else texts
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"field 'reference_texts_{turn}': a list of strings is needed")
         references = "".join(f"Reference Text {k}:\n{text}\n\n" for k, text in enumerate(texts))
         yield {"role": "user", "content": references + row[f"prompt_{turn}"]}
         response = row.get(f"response_{turn}")
         # The last prompt is the one to be answered; what may stand beside it is not the model's.
         if turn < turns - 1 and _is_text(response):
             yield {"role": "assistant", "content": str(response)}
+
+
+_PROMPT_FIELD = re.compile(r"prompt_(\d+)")
 
 
 def _criterion(raw: Any, number: int) -> Criterion:
@@ -100,7 +110,8 @@ def _weight(annotations: Mapping[str, Any]) -> int:
             f"weight_class {weight_class!r} has no field {field!r}; known: {', '.join(known)}"
         )
     weight = annotations[field]
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or weight != int(weight):
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not math.isfinite(weight) or weight != int(weight):
         raise DataError(f"{field!r} is the weight by weight_class, and not an integer: {weight!r}")
     return int(weight)
 

@@ -8,6 +8,7 @@ the string is taken out of the source without running it; whatever the way, its 
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ import jinja2
 
 from custom_metrics import fetch
 from custom_metrics.errors import FetchError
+
+logger = logging.getLogger("lm_eval.rubrics")
 
 Style = Literal["angle", "brace", "jinja"]
 """How placeholders are written: ``<<name>>``, ``{name}`` or Jinja's ``{{ name }}``."""
@@ -162,7 +165,10 @@ def _official_text(part: Official) -> str:
     if cached.is_file() and (text := _checked(cached.read_bytes(), part)) is not None:
         return text
     text = _fetched(part)
-    fetch.keep(cached, text.encode("utf-8"))
+    try:
+        fetch.keep(cached, text.encode("utf-8"))
+    except OSError as error:  # the prompt is at hand; next time it is fetched again
+        logger.warning("%s cannot be written (%s); set RUBRIC_CACHE_DIR", cached, error.strerror)
     return text
 
 
@@ -200,7 +206,7 @@ def string_constant(source: str, name: str, key: str | None = None) -> str:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FetchError(f"what was fetched is not Python: {error}") from error
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(

@@ -20,7 +20,7 @@ from lm_eval._cli.utils import MergeDictAction
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
-from lm_eval.utils import setup_logging
+from lm_eval.utils import setup_logging, simple_parse_args_string
 
 import lm_eval_tasks
 from custom_metrics import prefilled, prompts  # noqa: F401  (prefilled registers itself)
@@ -77,6 +77,8 @@ def run(argv: Sequence[str]) -> None:
     if overrides:
         args.metadata["judge"] = {**(args.metadata.get("judge") or {}), **overrides}
     model_args = args.model_args if args.model_args is not None else written.get("model_args")
+    if isinstance(model_args, str):  # as a --config file may give them
+        model_args = simple_parse_args_string(model_args)
     if isinstance(model_args, Mapping):
         args.model_args = MaskedArgs(model_args)
         args.metadata = {**dict(args.model_args.items()), **args.metadata}
@@ -152,11 +154,20 @@ def _task_manager(*, include_defaults: bool) -> Iterator[None]:
 
 def known_failure(error: BaseException) -> str | None:
     """The one line for an error of the harness's that only says what the user mistyped."""
-    if isinstance(error, ValueError) and str(error).startswith("Tasks not found"):
-        return f"{error}. This project's own: {', '.join(own_tasks())}"
-    if isinstance(error, ValueError | FileNotFoundError) and "Specify --output_path" in str(error):
-        return str(error)
-    return None
+    text = str(error)
+    if text.startswith("Tasks not found"):
+        return f"{text}. This project's own: {', '.join(own_tasks())}"
+    return text if text.startswith(_MISTYPED) else None
+
+
+_MISTYPED = (
+    "Config file not found",
+    "Duplicate task",
+    "Elements of --samples",
+    "If --samples is not None",
+    "Need to specify task",
+    "Specify --output_path",
+)
 
 
 def own_tasks() -> list[str]:

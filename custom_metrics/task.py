@@ -30,7 +30,7 @@ import lm_eval_tasks
 from custom_metrics import answers, data, fetch, generation, prompts
 from custom_metrics.answer import Answer, clean_answer, opens_reasoning, writable
 from custom_metrics.errors import ConfigError, JudgeError, show_plainly
-from custom_metrics.judge import JudgeConfig, Outcome, resolve_config, shared_judge
+from custom_metrics.judge import Judge, JudgeConfig, Outcome, resolve_config, shared_judge
 from custom_metrics.judge.config import MASKED, is_secret_name
 from custom_metrics.rubric import Judgement, Message
 
@@ -79,11 +79,16 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._score: Callable[..., dict[str, Any]] = config["process_results"]
         self._source = _source(config)
         docs = data.read_docs(self._source, functions["row_to_doc"], config["test_split"])
+        for doc in docs:
+            if doc.get("note"):
+                logger.warning("%s, %s: %s", config["task"], doc["id"], doc["note"])
         self._docs = datasets.Dataset.from_list(docs)
         config["metric_list"] = _expanded(config["metric_list"], _metric_names(functions, docs))
         self.metrics = [entry["metric"] for entry in config["metric_list"]]
         self.values: dict[str, list[float]] = {}
         self._judge_config: JudgeConfig | None = None
+        self._judge: Judge | None = None
+        self._companions: list[RubricTask] = []
         self._prompt: prompts.Prompt | None = None
         self._task_prompt: prompts.Prompt | None = None
         self._cut_prompts: list[str] = []
@@ -235,9 +240,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             logger.warning("The judge %s is the model under test as well", config.model)
         if _is_lexical(config):
             logger.warning("The lexical judge is a smoke test: its scores mean nothing")
-        judge = shared_judge(config)
+        self._judge = shared_judge(config)
         if rank == 0:
-            judge.check()
+            self._judge.check()
 
     def apply_filters(self) -> None:
         """Start the judging of all answers, and wait for this task's.
@@ -245,17 +250,32 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         The harness calls this task by task once all answers of all tasks are there, and only
         afterwards ``process_results`` document by document.
         """
-        self._start_judging()
+        if self in _built:
+            together = [task for task in _built if task is self or task.answered]
+            for task in together:
+                task._companions = together
+                task._start_judging()
         if self.predict_only:
             return
-        for task in list(_built):
-            if task.answered and not task.predict_only:
-                task._start_judging()
-        futures = [future for _, calls in self._pending.values() for future in calls]
         try:
-            _wait_for(futures, self.task_name)
+            self._wait()
         except JudgeError as error:
-            raise _with_kept_answers(error, [self, *(t for t in _built if t.answered)]) from None
+            raise _with_kept_answers(error, self._companions) from None
+
+    def _wait(self) -> None:
+        """Until all of this task's calls are done. Raises :class:`JudgeError` if it is hopeless."""
+        outcomes = _results_of(self._futures, f"Judging {self.task_name}")
+        if not outcomes or not all(outcome.failed for outcome in outcomes):
+            return
+        last = outcomes[-1].failure
+        others = [future for task in self._companions for future in task._futures]
+        if all(outcome.failed for outcome in _results_of(others, "Judging the other tasks")):
+            raise JudgeError(f"no call of {self.task_name} got a verdict; the last one: {last}")
+        logger.error("%s: no call got a verdict; the last one: %s", self.task_name, last)
+
+    @property
+    def _futures(self) -> list[Future[Outcome[Any]]]:
+        return [future for _, futures in self._pending.values() for future in futures]
 
     @property
     def answered(self) -> bool:
@@ -263,8 +283,6 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         return all(instance.resps for instance in self._instances or [])
 
     def _start_judging(self) -> None:
-        if self not in _built:
-            return
         _built.discard(self)
         for instance in self._instances:
             # The samples are written as UTF-8: one lone surrogate would cost all later lines.
@@ -290,13 +308,13 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         answer = clean_answer(response, reasoning_opened=opened)
         if response and response == api_models.LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER:
             answer = Answer("", "empty")  # stands for a null answer, and is nobody's answer
-        assert self._judge_config is not None
+        assert self._judge is not None
         calls = (
             []
             if answer.empty
             else self._doc_to_judge(doc, self._messages(doc), answer, self._prompt)
         )
-        self._pending[key] = (answer, shared_judge(self._judge_config).submit(calls))
+        self._pending[key] = (answer, self._judge.submit(calls))
 
     def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
         """The document's metrics, the same keys for every document; NaN where one has no value.
@@ -346,8 +364,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             return
         bounds = [name.removesuffix("_low") for name in self.metrics if name.endswith("_low")]
         shown = ", ".join(
-            f"{name} lies between {_mean(self.values[name + '_low']):.4f} and "
-            f"{_mean(self.values[name + '_high']):.4f}"
+            f"{name} lies between {self._bound(name + '_low'):.4f} and "
+            f"{self._bound(name + '_high'):.4f}"
             for name in bounds
         )
         logger.warning(
@@ -355,6 +373,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             "means; with them, %s",
             self.task_name, excluded, len(coverage), shown,
         )  # fmt: skip
+
+    def _bound(self, name: str) -> float:
+        return float(self._aggregation_list[name](self.values[name]))
 
     # --- the record ---
 
@@ -382,16 +403,22 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
 
 
 class RubricGroup(Group):  # type: ignore[misc]
-    """Several subsets, aggregated as one: each metric over the documents of all of them.
+    """Several subsets, aggregated as one.
 
     The harness's own group knows the mean of its members' values only, and a mean of clipped
-    means is not the clipped mean. Its YAML gives ``subtasks``. (``class:`` beside ``group:`` is
-    not found by the harness, so the YAML calls itself a task.)
+    means is not the clipped mean. Here every metric is aggregated over the pooled documents of all
+    members. The YAML gives ``subtasks``, and may give ``pooled`` (the metrics to pool, else all)
+    and a ``metric_list`` of the group's own, whose functions take the values by subset and metric
+    and return None where there is nothing to say. (``class:`` beside ``group:`` is not found by
+    the harness, so the YAML calls itself a task.)
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        show_plainly(sys.argv[0])
         metadata = dict(config.get("metadata") or {})
         super().__init__(name=config["task"], metadata=metadata)
+        self._pooled: list[str] | None = config.get("pooled")
+        self._own: list[Mapping[str, Any]] = config.get("metric_list") or []
         # The members bring their own version; what the user gave on the command line they share.
         shared = {k: v for k, v in metadata.items() if k not in ("version", "config_source")}
         manager = TaskManager(
@@ -405,7 +432,7 @@ class RubricGroup(Group):  # type: ignore[misc]
         return True
 
     def aggregate(self, task_metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The group's row: every metric of its members over their pooled documents."""
+        """The group's row in the harness's table and results."""
         tasks: list[RubricTask] = [t for t in self.get_all_tasks() if t.task_name in task_metrics]
         lexical = any(_is_lexical(task._judge_config) for task in tasks)
         row: dict[str, Any] = {
@@ -413,15 +440,25 @@ class RubricGroup(Group):  # type: ignore[misc]
             "alias": f"{self.name} {_LEXICAL_LABEL}" if lexical else self.name,
             "sample_len": sum(task_metrics[task.task_name]["sample_len"] for task in tasks),
         }
+        by_subset = {task.config.test_split: task.values for task in tasks}
+        for entry in self._own:
+            _add(row, entry["metric"], entry["aggregation"](by_subset))
+            _add(row, f"{entry['metric']}_stderr", entry["stderr"](by_subset))
         functions = {name: f for task in tasks for name, f in task._aggregation_list.items()}
         for name, function in functions.items():
             pooled = [value for task in tasks for value in task.values.get(name, [])]
-            if pooled:
-                row[f"{name},none"] = function(pooled)
-        for name in functions:
-            if f"{name},none" in row and not name.endswith("_stderr"):
-                row.setdefault(f"{name}_stderr,none", "N/A")
+            if pooled and (self._pooled is None or name in self._pooled):
+                _add(row, name, function(pooled))
         return row
+
+
+def _add(row: dict[str, Any], name: str, value: Any) -> None:
+    """Put a metric into a row; every one of them has a standard error, if only ``N/A``."""
+    if value is None:
+        return
+    row[f"{name},none"] = value
+    if not name.endswith("_stderr"):
+        row[f"{name}_stderr,none"] = "N/A"
 
 
 # --- helpers -------------------------------------------------------------------------------
@@ -438,17 +475,18 @@ def _metric_names(functions: Mapping[str, Any], docs: Sequence[dict[str, Any]]) 
 
 def _source(config: Mapping[str, Any]) -> data.Source:
     """The files of a task's split, as ``dataset_path`` and ``dataset_kwargs`` say."""
-    options = dict(config.get("dataset_kwargs") or {})
+    options = dict(config["dataset_kwargs"])
     metadata = config.get("metadata") or {}
-    revision = metadata.get("dataset_revision") or options.get("revision")
-    bundled = options.get("bundled")
-    return data.find_split(
-        config["dataset_path"],
-        config["test_split"],
-        folder_name=options["folder"],
-        revision=str(revision) if revision else None,
-        bundled=Path(lm_eval_tasks.path()) / bundled if bundled else None,
-    )
+    if metadata.get("dataset_revision"):
+        options["revision"] = str(metadata["dataset_revision"])
+    if "bundled" in options:
+        options["bundled"] = Path(lm_eval_tasks.path()) / options["bundled"]
+    if "github" in options:
+        pinned = options["github"]
+        options["github"] = data.Pinned(
+            tuple(pinned["repositories"]), pinned["commit"], pinned["sha256"]
+        )
+    return data.find_split(config["test_split"], repository=config["dataset_path"], **options)
 
 
 def _expanded(entries: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -481,11 +519,9 @@ def _calling_model(chat_template: Callable[..., Any] | None) -> Any:
     return getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model
 
 
-def _wait_for(futures: Sequence[Future[Outcome[Any]]], name: str) -> None:
-    progress = tqdm(futures, desc=f"Judging {name}", unit="call", disable=not sys.stderr.isatty())
-    outcomes = [future.result() for future in progress]
-    if outcomes and all(outcome.failed for outcome in outcomes):
-        raise JudgeError(f"no call of {name} got a verdict; the last one: {outcomes[-1].failure}")
+def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Outcome[Any]]:
+    quiet = not sys.stderr.isatty()
+    return [future.result() for future in tqdm(futures, desc=label, unit="call", disable=quiet)]
 
 
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
@@ -506,8 +542,3 @@ def _is_lexical(config: JudgeConfig | None) -> bool:
 
 def _text(response: Any) -> str:
     return writable(response) if isinstance(response, str) else ""
-
-
-def _mean(values: Sequence[float]) -> float:
-    kept = [value for value in values if value == value]
-    return sum(kept) / len(kept) if kept else _NAN

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 240
+TIMEOUT_S = 500
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def results(folder: Path) -> dict[str, Any]:
 def samples(folder: Path, task: str) -> list[dict[str, Any]]:
     """The samples of ``task`` that a run wrote below ``folder``."""
     path = only(folder, f"samples_{task}_*.jsonl")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def metrics(found: Mapping[str, Any], name: str) -> dict[str, Any]:

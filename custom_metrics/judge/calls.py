@@ -31,6 +31,9 @@ class JudgeCall(Generic[T]):
 
     The lexical judge reads no prompt: it compares ``answer`` with each of ``criteria``, and
     ``write`` puts the overlaps, each in [0, 1], into a reply that ``read`` understands.
+
+    ``max_tokens`` is the reply's limit where the settings have none. ``readable_when_cut`` says
+    that ``read`` can tell whether a reply that ended at its limit still holds the whole verdict.
     """
 
     messages: Callable[[], list[dict[str, str]]]
@@ -40,6 +43,8 @@ class JudgeCall(Generic[T]):
     answer: str
     criteria: tuple[str, ...]
     write: Callable[[Sequence[float]], str]
+    max_tokens: int | None = None
+    readable_when_cut: bool = False
 
 
 @dataclass(frozen=True)

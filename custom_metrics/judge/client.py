@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import logging
+import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +20,13 @@ import openai
 
 from custom_metrics.errors import JudgeError
 from custom_metrics.judge.calls import JudgeCall, Reply
-from custom_metrics.judge.config import OPENAI_URL, JudgeConfig
+from custom_metrics.judge.config import MASKED, OPENAI_URL, JudgeConfig
 
 logger = logging.getLogger(__name__)
 
 # The two names of one limit: each is refused by some servers.
 _OTHER_NAME = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+_MESSAGE_LENGTH = 300
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 
 
@@ -37,6 +40,10 @@ class PassingFailure(Exception):
 
 class FinalFailure(Exception):
     """A request that will fail however often it is sent; others may not."""
+
+
+class ParameterDropped(Exception):
+    """A request that was refused for a parameter, which is left out from now on."""
 
 
 class OpenAIClient:
@@ -64,9 +71,11 @@ class OpenAIClient:
             self._client = openai.AsyncOpenAI(
                 base_url=config.base_url or OPENAI_URL, api_key=key, **common
             )
-            if not config.is_openai:
-                # An organisation's or project's name is for OpenAI alone.
-                self._client.organization = self._client.project = None
+
+        if not config.is_openai:
+            # An organisation's or project's name is for OpenAI alone.
+            self._client.organization = self._client.project = None
+        self._key = key
 
     async def close(self) -> None:
         await self._client.close()
@@ -102,32 +111,29 @@ class OpenAIClient:
                 config.endpoint, config.model, shown,
             )  # fmt: skip
 
-    async def send(self, call: JudgeCall[Any]) -> Reply:
-        """The reply to one call.
+    async def send(self, call: JudgeCall[Any], max_tokens: int | None = None) -> Reply:
+        """The reply to one call, of at most ``max_tokens`` tokens.
 
         Raises :class:`PassingFailure`, :class:`FinalFailure`, or :class:`JudgeError` where every
         further call would fail too.
         """
-        messages = call.messages()
-        while True:
-            path, body = self._request(messages)
-            try:
-                # The client's own limit is between two reads; this one is for the whole call.
-                result = await asyncio.wait_for(
-                    self._client.post(path, body=body, cast_to=object), self.config.timeout
-                )
-                break
-            except openai.BadRequestError as error:
-                self._drop_unsupported(error, body)  # raises unless there is a parameter to drop
-            except openai.APIStatusError as error:
-                details = error.body if isinstance(error.body, Mapping) else {}
-                raise self._failure(
-                    error.status_code, details, str(error), error.response.headers
-                ) from None
-            except (openai.APIConnectionError, asyncio.TimeoutError) as error:
-                raise PassingFailure(_cause(error)) from None
-            except (openai.OpenAIError, ValueError, OSError) as error:
-                raise PassingFailure(f"not an API response ({type(error).__name__})") from None
+        path, body = self._request(call.messages(), max_tokens)
+        try:
+            # The client's own limit is between two reads; this one is for the whole call.
+            result = await asyncio.wait_for(
+                self._client.post(path, body=body, cast_to=object), self.config.timeout
+            )
+        except openai.APIStatusError as error:
+            if isinstance(error, openai.BadRequestError):
+                self._drop_unsupported(error, body)
+            details = error.body if isinstance(error.body, Mapping) else {}
+            raise self._failure(
+                error.status_code, details, str(error), error.response.headers
+            ) from None
+        except (openai.APIConnectionError, asyncio.TimeoutError) as error:
+            raise PassingFailure(_cause(error)) from None
+        except (openai.OpenAIError, ValueError, OSError) as error:
+            raise PassingFailure(f"not an API response ({type(error).__name__})") from None
         if not isinstance(result, Mapping):
             raise PassingFailure("the response is not a JSON object")
         error_body = result.get("error")
@@ -142,14 +148,16 @@ class OpenAIClient:
         except (KeyError, TypeError, IndexError, AttributeError):
             raise PassingFailure("the response has no message") from None
 
-    def _request(self, messages: list[dict[str, str]]) -> tuple[str, dict[str, Any]]:
+    def _request(
+        self, messages: list[dict[str, str]], max_tokens: int | None
+    ) -> tuple[str, dict[str, Any]]:
         config = self.config
         if config.uses_responses:
             path = "/responses"
             parameters: dict[str, Any] = {
                 "input": messages,
                 "temperature": config.temperature,
-                "max_output_tokens": config.max_tokens,
+                "max_output_tokens": max_tokens,
                 "reasoning": config.reasoning_effort and {"effort": config.reasoning_effort},
             }
         else:
@@ -157,7 +165,7 @@ class OpenAIClient:
             parameters = {
                 "messages": messages,
                 "temperature": config.temperature,
-                "max_completion_tokens": config.max_tokens,
+                "max_completion_tokens": max_tokens,
                 "reasoning_effort": config.reasoning_effort,
             }
         body: dict[str, Any] = {"model": config.model}
@@ -171,45 +179,52 @@ class OpenAIClient:
         return path, body
 
     def _drop_unsupported(self, error: openai.BadRequestError, body: Mapping[str, Any]) -> None:
-        """Leave out from now on a parameter that the server says it does not support."""
+        """Leave out from now on a parameter that the server says it does not support.
+
+        Raises :class:`ParameterDropped` if the refused request had one to leave out.
+        """
         details = error.body if isinstance(error.body, Mapping) else {}
-        named = str(error.param or details.get("param") or "").split(".")[0]
-        if error.code in ("unsupported_parameter", "unsupported_value") or (
-            "unsupported" in str(error).lower()
-        ):
-            if named in body and named not in ("model", "messages", "input"):
-                if named not in self._dropped:
-                    self._dropped.add(named)
-                    logger.warning(
-                        "The judge %s does not support %r; it is left out from now on",
-                        self.config.model, named,
-                    )  # fmt: skip
-                return
-            if named in self._dropped:  # a sibling in flight has dropped it meanwhile
-                return
-        raise self._failure(400, details, str(error), error.response.headers) from None
+        names = [str(error.param or details.get("param") or "").split(".")[0]]
+        if names == [""]:
+            names = re.findall(r"['\"`](\w+)['\"`]", str(error))
+        unsupported = error.code in ("unsupported_parameter", "unsupported_value")
+        if not unsupported and "unsupported" not in str(error).lower():
+            return
+        droppable = [n for n in names if n in body and n not in ("model", "messages", "input")]
+        if not droppable:
+            return
+        named = droppable[0]
+        if named not in self._dropped:  # a sibling in flight may have dropped it meanwhile
+            self._dropped.add(named)
+            logger.warning(
+                "The judge %s does not support %r; it is left out from now on",
+                self.config.model,
+                named,
+            )
+        raise ParameterDropped
 
     def _failure(
         self, status: int, details: Mapping[str, Any], message: str, headers: Mapping[str, str]
     ) -> Exception:
         code = str(details.get("code") or "")
         config = self.config
+        message = " ".join(message.replace(self._key, MASKED).split())[:_MESSAGE_LENGTH]
         if status in (401, 403):
             return self._refused_key(message)
         if status == 402 or code in _QUOTA_CODES:
             return JudgeError(
                 f"the judge at {config.endpoint} says that the account has no credit left: "
-                f"{_short(message)}. Mend that and run again"
+                f"{message}. Mend that and run again"
             )
         if status == 404:
             return JudgeError(
                 f"the judge at {config.endpoint} does not know the model {config.model!r} or the "
-                f"address (404: {_short(message)}). Mend the judge's model, base_url or api "
+                f"address (404: {message}). Mend the judge's model, base_url or api "
                 f"(now {'responses' if config.uses_responses else 'chat'})"
             )
         if status in (408, 409, 425, 429) or status >= 500:
-            return PassingFailure(f"{status}: {_short(message)}", retry_after(headers))
-        return FinalFailure(f"{status}: {_short(message)}")
+            return PassingFailure(f"{status}: {message}", retry_after(headers))
+        return FinalFailure(f"{status}: {message}")
 
     def _refused_key(self, error: object) -> JudgeError:
         source = self.config.api_key_env or "RUBRIC_JUDGE_API_KEY (or the vendor's variable)"
@@ -223,6 +238,8 @@ def _chat_reply(result: Mapping[str, Any]) -> Reply:
     choice = result["choices"][0]
     # Text that only stands in a reasoning field is thinking that ate the limit: no reply.
     text = choice["message"].get("content")
+    if isinstance(text, list):
+        text = "".join(str(part.get("text") or "") for part in text)
     return Reply(text if isinstance(text, str) else "", cut=choice.get("finish_reason") == "length")
 
 
@@ -239,14 +256,15 @@ def _responses_reply(result: Mapping[str, Any]) -> Reply:
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that a ``Retry-After`` header asks for: a number or an HTTP date."""
-    value = headers.get("retry-after")
-    if not value:
-        return None
+    value = headers.get("retry-after") or ""
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        parsed = email.utils.parsedate_to_datetime(value) if "," in value else None
-        return max(0.0, parsed.timestamp() - time.time()) if parsed else None
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def warn_of_ignored_environment(config: JudgeConfig) -> None:
@@ -263,8 +281,3 @@ def _cause(error: BaseException) -> str:
         # The transport reports a reset connection as a time-out too.
         return "timed out or cut off"
     return f"no connection: {error.__cause__ or error}"
-
-
-def _short(message: str, limit: int = 300) -> str:
-    text = " ".join(message.split())
-    return text if len(text) <= limit else text[:limit] + " …"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ from custom_metrics.errors import ConfigError
 ENV_PREFIX = "RUBRIC_JUDGE_"
 OPENAI_URL = "https://api.openai.com/v1"
 MASKED = "***"
-_NOT_FIELDS = {"RUBRIC_JUDGE_API_KEY"}
+_OPENAI_HOST = re.compile(r"([a-z0-9-]+\.)*api\.openai\.com")
 
 
 class JudgeConfig(BaseModel):
@@ -77,6 +77,20 @@ class JudgeConfig(BaseModel):
     def _from_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("no setting is a truth value")  # true would be read as 1
+        return value
+
+    @field_validator("base_url", "azure_endpoint")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            _ = urlsplit(value).port  # raises ValueError for what only looks like an address
+        return value
+
     @property
     def is_openai(self) -> bool:
         """Whether calls go to OpenAI's own endpoint, regional ones included, over TLS."""
@@ -84,9 +98,7 @@ class JudgeConfig(BaseModel):
             return False
         url = urlsplit(self.base_url or OPENAI_URL)
         host = url.hostname or ""
-        return url.scheme == "https" and (
-            host == "api.openai.com" or host.endswith(".api.openai.com")
-        )
+        return url.scheme == "https" and bool(_OPENAI_HOST.fullmatch(host))
 
     @property
     def uses_responses(self) -> bool:
@@ -98,8 +110,7 @@ class JudgeConfig(BaseModel):
         if self.backend == "lexical":
             return "none (lexical)"
         url = urlsplit(self.azure_endpoint or self.base_url or OPENAI_URL)
-        port = f":{url.port}" if url.port else ""
-        return f"{url.scheme}://{url.hostname}{port}{url.path}"
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
     def record(self) -> dict[str, Any]:
         """The settings as results and samples hold them: those in use, no secrets."""
@@ -151,13 +162,15 @@ def resolve_config(
     environ = os.environ if environ is None else environ
     if metadata is not None and not isinstance(metadata, Mapping):
         raise ConfigError(
-            f'metadata \'judge\': an object such as {{"model": "o4-mini"}} is needed, '
-            f"not {metadata!r}"
+            'metadata \'judge\': an object such as {"model": "o4-mini"} is needed, '
+            f"not {type(metadata).__name__}"
         )
+    named = [s.get("api_key_env") for s in (metadata or {}, overrides or {})]
+    not_fields = {"RUBRIC_JUDGE_API_KEY", environ.get("RUBRIC_JUDGE_API_KEY_ENV"), *named}
     from_env = {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and name not in _NOT_FIELDS and value != ""
+        if name.startswith(ENV_PREFIX) and name not in not_fields and value != ""
     }
     places: dict[str, str] = {}
     merged: dict[str, Any] = {}
@@ -166,14 +179,17 @@ def resolve_config(
         ('metadata judge "{field}"', metadata or {}),
         ("--judge {field}", overrides or {}),
     ):
-        for field, value in settings.items():
-            place = origin.format(prefix=ENV_PREFIX, name=str(field).upper(), field=field)
-            _refuse_secret(str(field), value, place)
+        for field, value in ((str(name), value) for name, value in settings.items()):
+            place = origin.format(prefix=ENV_PREFIX, name=field.upper(), field=field)
+            if field not in JudgeConfig.model_fields and is_secret_name(field):
+                raise _refused(place)
             merged[field], places[field] = value, place
     try:
         config = JudgeConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error, places)) from None
+    if any(is_secret_name(name) for name in _names_in(config.extra_body)):
+        raise _refused(places["extra_body"])
     if config.azure_endpoint and config.base_url:
         raise ConfigError("judge: give either base_url or azure_endpoint, not both")
     if config.azure_endpoint and not config.api_version:
@@ -188,26 +204,35 @@ def resolve_config(
     return config
 
 
-def _refuse_secret(field: str, value: Any, place: str) -> None:
-    nested = value if isinstance(value, Mapping) else {}
-    named = [field] if field not in JudgeConfig.model_fields else []
-    if any(is_secret_name(str(name)) for name in [*named, *nested]):
-        raise ConfigError(
-            f"{place}: a key is not taken here, since it would be written to the results; put it "
-            "into RUBRIC_JUDGE_API_KEY, or into a variable of your own and name that in api_key_env"
-        )
+def _refused(place: str) -> ConfigError:
+    return ConfigError(
+        f"{place}: a key is not taken here, since it would be written to the results; put it "
+        "into RUBRIC_JUDGE_API_KEY, or into a variable of your own and name that in api_key_env"
+    )
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """Every name inside a JSON value, however deep."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _names_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names_in(inner)
+
+
+_SECRET_NAME = re.compile(
+    r"(.*_)?(api|auth|access|bearer|hf|private|secret|subscription|session)_?(key|token)s?"
+    r"|key|token|x_key|x_api_key"
+    r"|(.*_)?(authorization|credentials?|headers?|passwd|password|secret)"
+)
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a setting of this name holds a secret: api_key, auth_token, password, header …"""
-    words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
-    return bool(words & _SECRET_WORDS)
-
-
-_SECRET_WORDS = {
-    "apikey", "authorization", "credential", "credentials", "header", "headers", "key",
-    "passwd", "password", "secret", "token",
-}  # fmt: skip
+    words = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+    return _SECRET_NAME.fullmatch(re.sub(r"[^a-z0-9]+", "_", words)) is not None
 
 
 def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
@@ -217,8 +242,8 @@ def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
     if first["type"] == "extra_forbidden":
         known = ", ".join(JudgeConfig.model_fields)
         return f"{place}: the judge has no setting {field!r}; it has {known}"
-    value = repr(first["input"])
     # What was put there by mistake may be a secret.
-    shown = "this value" if field == "api_key_env" or "@" in value else value
+    telling = ("api_key_env", "azure_endpoint", "base_url", "extra_body")
+    shown = "this value" if field in telling else repr(first["input"])
     takes = JudgeConfig.model_fields[field].description
     return f"{place}: {shown} is not valid; {field} takes {takes}"

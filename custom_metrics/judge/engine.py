@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from custom_metrics.errors import JudgeError
 from custom_metrics.judge.calls import JudgeCall, Outcome, Reply, Unreadable
 from custom_metrics.judge.client import (
     FinalFailure,
     OpenAIClient,
+    ParameterDropped,
     PassingFailure,
     warn_of_ignored_environment,
 )
@@ -47,7 +48,7 @@ class Client(Protocol):
 
     async def check(self) -> None: ...
 
-    async def send(self, call: JudgeCall[Any]) -> Reply: ...
+    async def send(self, call: JudgeCall[Any], max_tokens: int | None = None, /) -> Reply: ...
 
     async def close(self) -> None: ...
 
@@ -64,7 +65,7 @@ class Judge:
         self._read = self._failed = 0
         self._stopped: JudgeError | None = None
         self._client: Client | None = None
-        self._checked = False
+        self._checked = self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
@@ -84,18 +85,26 @@ class Judge:
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
         """Start ``calls``; each future gets its outcome, or the error that stopped the judge."""
         futures: list[Future[Outcome[T]]] = [Future() for _ in calls]
-        self._loop.call_soon_threadsafe(self._enqueue, list(zip(calls, futures, strict=True)))
+        if self._closed:
+            for future in futures:
+                future.set_exception(JudgeError("the judge was closed"))
+        else:
+            pairs = list(zip(calls, futures, strict=True))
+            self._loop.call_soon_threadsafe(self._enqueue, pairs)
         return futures
 
     def close(self) -> None:
         """Stop what is in flight and end the thread."""
         atexit.unregister(self.close)
+        self._closed = True
         if self._thread.is_alive():
             future = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
             with contextlib.suppress(FutureTimeoutError):
                 future.result(timeout=_CLOSING_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=_CLOSING_S)
+            if not self._thread.is_alive():
+                self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -109,9 +118,7 @@ class Judge:
             return
         self._waiting.extend(pairs)
         for _ in range(min(self.config.concurrency - len(self._workers), len(pairs))):
-            worker = self._loop.create_task(self._work())
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
+            self._workers.add(self._loop.create_task(self._work()))
 
     def _client_on_loop(self) -> Client:
         if self._client is None:
@@ -123,6 +130,13 @@ class Judge:
         await self._client_on_loop().check()
 
     async def _work(self) -> None:
+        try:
+            await self._work_off()
+        finally:
+            # At once, not in a callback: a call that is submitted meanwhile needs a worker.
+            self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def _work_off(self) -> None:
         while self._waiting:
             call, future = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
@@ -145,14 +159,20 @@ class Judge:
         """Ask until there is a verdict, or no hope of one."""
         client = self._client_on_loop()
         attempts = unreadable = 0
+        room = limit = self.config.max_tokens or call.max_tokens
         while True:
             attempts += 1
             wait = 0.0
             try:
-                reply = await client.send(call)
-                if reply.cut:
+                reply = await client.send(call, room)
+                if reply.cut and limit and room == limit:
+                    room = 2 * limit  # once more with twice the room
+                    raise Unreadable("the reply was cut off at the token limit")
+                if reply.cut and not call.readable_when_cut:
                     raise Unreadable("the reply was cut off at the token limit")
                 return Outcome(attempts, value=call.read(reply.text))
+            except ParameterDropped:
+                continue  # at once, and no failure of this call
             except FinalFailure as error:
                 return Outcome(attempts, failure=str(error))
             except Unreadable as error:

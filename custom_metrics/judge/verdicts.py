@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import json_repair
-
 from custom_metrics.judge.calls import Unreadable
+from custom_metrics.judge.replies import mended, reply_text, scan
 
 _KEY = re.compile(r"""["'“”]?criteria_met["'“”]?\s*:\s*""")
 _VALUE = re.compile(r"""["'“”]?(true|false|yes|no)["'“”]?\s*[,}\n]""", re.IGNORECASE)
-_REASONING = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.IGNORECASE | re.DOTALL)
-_START = re.compile(r"\{|\[\s*\{")
+_LAST_FIELD = re.compile(r"""["'“”]?\w+["'“”]?\s*,?\s*\}\s*\]?\s*(?:```\s*)?\Z""")
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 _SAYS_UNMET = re.compile(
@@ -52,16 +50,19 @@ class Met:
 
 def read_met(text: str) -> Met:
     """The verdict in a reply's text. Raises :class:`Unreadable`."""
-    text = _REASONING.sub("", text)
+    text = reply_text(text)
     keys = list(_KEY.finditer(text))
     if not keys:
-        raise Unreadable("no criteria_met in the reply" if text.strip() else "an empty reply")
-    for start, end, value in _json_values(text):
-        # The last mention has to be this object's own: an object that only precedes it is an
-        # example, or a quotation inside a verdict whose quotes were not escaped.
-        if start <= keys[-1].start() < end:
-            return _from_object(_only_object(value))
-    return _repaired(text, keys[-1])
+        raise Unreadable("no criteria_met in the reply")
+    found = scan(text, json.JSONDecoder(object_pairs_hook=_distinct, strict=False))
+    owner = found.around(keys[-1].start())
+    # The last mention has to be this object's own: an object that only precedes it is an example,
+    # and one inside an object that does not parse is a quotation without escapes.
+    if owner is None or any(start < owner[0] for start in found.broken):
+        return _mended(text, keys)
+    if any(start >= owner[1] for start in found.broken):
+        raise Unreadable("another object begins after the verdict, and does not end")
+    return _from_object(_only_object(owner[2]))
 
 
 def write_met(overlaps: Sequence[float]) -> str:
@@ -72,19 +73,6 @@ def write_met(overlaps: Sequence[float]) -> str:
 
 
 LEXICAL_THRESHOLD = 0.45
-
-
-def _json_values(text: str) -> Iterator[tuple[int, int, Any]]:
-    """``(start, end, value)`` of every object or list in ``text`` that parses, outermost first."""
-    decoder = json.JSONDecoder(object_pairs_hook=_distinct, strict=False)
-    position = 0
-    while match := _START.search(text, position):
-        try:
-            value, position = decoder.raw_decode(text, match.start())
-        except (json.JSONDecodeError, RecursionError):
-            position = match.start() + 1
-            continue
-        yield match.start(), position, value
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,20 +103,25 @@ def _from_object(value: dict[str, Any]) -> Met:
     return Met(verdict, explanation if isinstance(explanation, str) else "")
 
 
-def _repaired(text: str, key: re.Match[str]) -> Met:
+def _mended(text: str, keys: Sequence[re.Match[str]]) -> Met:
     """A verdict from an object that is not quite JSON; two ways of reading it have to agree."""
+    key = keys[-1]
     start, end = text.find("{"), text.rfind("}")
     value = _VALUE.match(text, key.end())
-    if start < 0 or end < key.end():
+    if start < 0 or end < key.end() or text.count("{") > text.count("}"):
         raise Unreadable("the reply ends before its verdict does")
     if not value:
         raise Unreadable("criteria_met is neither true nor false")
-    try:
-        repaired = json_repair.loads(text[start : end + 1])
-    except (ValueError, RecursionError):
-        repaired = None
-    candidates = repaired if isinstance(repaired, list) else [repaired]
-    objects = [item for item in candidates if isinstance(item, dict) and "criteria_met" in item]
+    mentioned = [_VALUE.match(text, other.end()) for other in keys]
+    words = {_WORDS[match[1].lower()] for match in mentioned if match}
+    if len(words) > 1 and not _LAST_FIELD.match(text, key.end()):
+        raise Unreadable("not JSON, and it holds both verdicts")
+    candidates = mended(text[start : end + 1])
+    objects = [
+        item
+        for item in (candidates if isinstance(candidates, list) else [candidates])
+        if isinstance(item, dict) and "criteria_met" in item
+    ]
     if not objects:
         raise Unreadable("no JSON object with criteria_met")
     met = _from_object(objects[-1])
