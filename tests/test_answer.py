@@ -12,6 +12,10 @@ from custom_metrics.answer import Answer, Status, clean_answer, opens_reasoning,
 TAGS = ("think", "thinking", "reasoning", "reason")
 
 
+# Not a measure of speed: what was quadratic took a minute and more.
+HANG_S = 10
+
+
 def seconds_to_read(output: str) -> float:
     start = time.monotonic()
     clean_answer(output)
@@ -230,12 +234,12 @@ def test_only_lone_surrogates_and_nuls_are_replaced(text: str, written: str) -> 
     ],
 )
 def test_200_kb_of_anything_is_read_at_once(unit: str) -> None:
-    assert seconds_to_read("Answer. " + unit * (200_000 // len(unit))) < 2
+    assert seconds_to_read("Answer. " + unit * (200_000 // len(unit))) < HANG_S
 
 
 @pytest.mark.parametrize("unit", ["<think>", "<think><reason>", "<reason>a</think>"])
 def test_a_model_that_repeats_an_opening_tag_is_read_at_once(unit: str) -> None:
-    assert seconds_to_read("Answer. " + unit * (32_000 // len(unit))) < 0.2
+    assert seconds_to_read("Answer. " + unit * (200_000 // len(unit))) < HANG_S
 
 
 def test_a_long_answer_survives_whole() -> None:

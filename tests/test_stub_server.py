@@ -372,7 +372,7 @@ def test_leaving_ends_open_calls(reply: Reply) -> None:
         while not server.received:
             time.sleep(0.005)
         start = time.monotonic()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
     with connection:
         assert connection.recv(1) == b""
 

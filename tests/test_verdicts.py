@@ -291,6 +291,10 @@ def test_a_contradiction_is_kept_and_flagged(explanation: str, met: bool, flagge
 # --- Hostile replies -----------------------------------------------------------------------------
 
 
+# Not a measure of speed: what was quadratic took a minute and more.
+HANG_S = 10
+
+
 def seconds_to_read(text: str) -> float:
     start = time.monotonic()
     reads(text)
@@ -315,20 +319,20 @@ def seconds_to_read(text: str) -> float:
     ids=lambda text: text[:12],
 )
 def test_long_and_deep_replies_are_read_at_once(text: str) -> None:
-    assert seconds_to_read(text) < 2
+    assert seconds_to_read(text) < HANG_S
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        '{"a":' * 5_000 + MET,
-        '{"criteria_met": ' * 5_000,
+        '{"a":' * 50_000 + MET,
+        '{"criteria_met": ' * 50_000,
         f'{{"explanation": "a "b" {"{" * 50_000}", "criteria_met": true}}',
     ],
     ids=["nested", "nested verdicts", "quotes not escaped"],
 )
 def test_deep_replies_with_a_verdict_are_read_at_once(text: str) -> None:
-    assert seconds_to_read(text) < 0.3
+    assert seconds_to_read(text) < HANG_S
 
 
 @pytest.mark.parametrize("text", [f"{MET}\x00", f"\u200f{MET}", f"{MET}\ud800", f"<b>{MET}</b>"])
