@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from custom_metrics import data, fetch
 from custom_metrics.errors import DataError
@@ -17,8 +18,8 @@ def read(path: Path) -> dict[str, str]:
     """Answers by document id.
 
     A JSON object ``{id: answer}``, or JSONL with one object a line: ``id`` (or ``task``) and
-    ``answer`` (or ``response``, ``output``). A null answer is an empty one. Raises
-    :class:`DataError` that names the line.
+    ``answer`` (or ``response``, ``output``), or a samples file that the harness wrote. A null
+    answer is an empty one. Raises :class:`DataError` that names the line.
     """
     try:
         if path.suffix == ".json":
@@ -27,13 +28,15 @@ def read(path: Path) -> dict[str, str]:
                 raise DataError(f"{path}: a JSON object, document id → answer, is needed")
             return {str(key): _answer(value, f"{path}, {key!r}") for key, value in loaded.items()}
         answers: dict[str, str] = {}
-        for number, row in data.read_jsonl(path):
+        for number, line in data.read_jsonl(path):
+            row = _of_sample(line)
             place = f"{path}, line {number}"
             identifier = next((row[f] for f in _ID_FIELDS if row.get(f) is not None), None)
             field = next((f for f in _ANSWER_FIELDS if f in row), None)
             if identifier is None or field is None:
                 raise DataError(
-                    f"{place}: needs {' or '.join(_ID_FIELDS)}, and {' or '.join(_ANSWER_FIELDS)}"
+                    f"{place}: needs {' or '.join(_ID_FIELDS)}, and "
+                    f"{' or '.join(_ANSWER_FIELDS)}; it has {', '.join(map(str, row))}"
                 )
             if str(identifier) in answers:
                 raise DataError(f"{place}: a second answer for {identifier!r}")
@@ -48,6 +51,14 @@ def read(path: Path) -> dict[str, str]:
 def write(path: Path, answers: Mapping[str, str]) -> None:
     """Write ``answers`` so that :func:`read` takes them."""
     fetch.keep(path, json.dumps(dict(answers), ensure_ascii=False, indent=1).encode("utf-8"))
+
+
+def _of_sample(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line of the harness's samples file as ``id`` and ``answer``; another line as it is."""
+    doc, responses = row.get("doc"), row.get("resps")
+    if not isinstance(doc, Mapping) or "id" not in doc or not responses:
+        return row
+    return {"id": doc["id"], "answer": responses[0][0]}
 
 
 def _answer(value: object, place: str) -> str:

@@ -10,11 +10,12 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import lm_eval_tasks
-from custom_metrics.errors import JudgeError, RubricError
+from custom_metrics.errors import ConfigError, JudgeError, RubricError
 
 _QUALITIES = ("strong", "middling", "weak")
 _DEMOS = {"prbench_sample": "prbench", "plawbench_sample": "plawbench"}
@@ -49,13 +50,28 @@ def _dispatch(arguments: list[str]) -> int:
     commands.add_parser("path", help="print the folder for lm_eval's --include_path")
     commands.add_parser("link", help="make the tasks known to the lm_eval of this environment")
     commands.add_parser("unlink", help="undo link")
-    command = parser.parse_args(arguments).command
-    if command == "path":
+    cache = commands.add_parser("cache", help="what the judge's store holds; prune it")
+    cache.add_argument("--prune", action="store_true", help="remove what the two flags below say")
+    cache.add_argument("--older_than", type=float, metavar="DAYS", help="replies older than that")
+    cache.add_argument("--model", metavar="NAME", help="replies of that judge model")
+    estimate = commands.add_parser("estimate", help="what judging would cost; nothing is sent")
+    estimate.add_argument("--tasks", nargs="+", required=True, metavar="TASK")
+    estimate.add_argument("--limit", type=int, metavar="N", help="documents of each task")
+    estimate.add_argument("--price", metavar="IN,CACHED,OUT", help="per million tokens")
+    estimate.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
+    estimate.add_argument("--answer_tokens", type=int, default=800, metavar="N")
+    estimate.add_argument("--reply_tokens", type=int, default=150, metavar="N")
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "path":
         print(lm_eval_tasks.path())
-    elif command == "demo":
+    elif parsed.command == "demo":
         _demo()
+    elif parsed.command == "cache":
+        _cache(parsed)
+    elif parsed.command == "estimate":
+        _estimate(parsed)
     else:
-        _link(command)
+        _link(parsed.command)
     return 0
 
 
@@ -89,6 +105,56 @@ def _demo() -> None:
             run(["--model", "prefilled", "--model_args", model_args, "--tasks", task,
                  "--metadata", '{"task_prompt": "builtin"}',
                  "--judge", "backend=lexical", "prompt=builtin"])  # fmt: skip
+
+
+def _cache(parsed: argparse.Namespace) -> None:
+    from custom_metrics.judge.store import Store, store_path
+
+    path = store_path()
+    if path is None or not path.exists():
+        print("RUBRIC_JUDGE_CACHE is off" if path is None else f"{path}: nothing is kept yet")
+        return
+    store = Store(path)
+    if parsed.prune:
+        if parsed.older_than is None and parsed.model is None:
+            raise ConfigError("cache --prune: say what, with --older_than DAYS or --model NAME")
+        days = parsed.older_than
+        before = None if days is None else time.time() - days * 86_400
+        print(f"{store.prune(older_than=before, model=parsed.model)} replies removed")
+    size = sum(p.stat().st_size for p in path.parent.glob(f"{path.name}*"))
+    print(f"{path}: {size / 1e6:.1f} MB")
+    for share in store.shares():
+        print(
+            f"{share.model} at {share.endpoint}: {share.usable} verdicts, {share.unusable} "
+            f"replies without one, {share.size / 1e6:.1f} M characters, "
+            f"{time.strftime('%Y-%m-%d', time.localtime(share.oldest))} to "
+            f"{time.strftime('%Y-%m-%d', time.localtime(share.newest))}"
+        )
+    store.close()
+
+
+def _estimate(parsed: argparse.Namespace) -> None:
+    from custom_metrics.estimate import estimate, table
+    from custom_metrics.judge import resolve_config
+
+    settings: dict[str, object] = {}
+    for pair in parsed.judge:
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise ConfigError(f"--judge: expected key=value, got {pair!r}")
+        settings[key] = value
+    if parsed.price:
+        settings["prices"] = parsed.price
+    config = resolve_config(None, settings)
+    names = [name for given in parsed.tasks for name in given.split(",") if name]
+    found, how = estimate(
+        names,
+        config,
+        limit=parsed.limit,
+        answer_tokens=parsed.answer_tokens,
+        reply_tokens=parsed.reply_tokens,
+    )
+    print(table(found, how, config))
 
 
 def _link(command: str) -> None:

@@ -122,7 +122,7 @@ def _normalised(row: Mapping[str, Any], split: str) -> dict[str, Any] | None:
         marks = sum(section["points"] for section in sections)
     else:
         _text(row, "rubrics")
-        if split == "legal_consultation":
+        if split == "legal_consultation" and _MARK.search(str(rubrics)):
             marks = sum_of_marks(str(rubrics))
     differs = f"max_points is {total:g} and the marks add up to {marks:g}; max_points is used"
     return {
@@ -378,7 +378,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
     outcome = judgement.outcomes[0] if judgement.outcomes else None
     grading: Grading | None = outcome.value if outcome else None
     allotted = {s["dimension"]: s["points"] for s in doc["sections"]} or {"total": doc["total"]}
-    zero = judgement.answer.empty or judgement.failed_is_unmet
+    zero = judgement.answer.empty or not judgement.excluded
     awarded: dict[str, float] = {}
     if grading is not None:
         awarded = {name: min(grading.awarded[name], points) for name, points in allotted.items()}
@@ -388,8 +388,8 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
     acc = ratio(sum(awarded.values()), doc["total"]) if awarded else _NAN
     return {
         "acc": acc,
-        "acc_low": acc if awarded else 0.0,
-        "acc_high": acc if awarded else 1.0,
+        "acc_low": acc if grading or judgement.answer.empty else 0.0,
+        "acc_high": acc if grading or judgement.answer.empty else 1.0,
         **{f"{name}_acc": ratios.get(name, _NAN) for name in allotted if name != "total"},
         "judge_coverage": float(bool(awarded)),
         "empty_answers": float(judgement.answer.empty),

@@ -216,12 +216,12 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
     criteria = [Criterion(**criterion) for criterion in doc["rubric"]]
     outcomes = judgement.outcomes or (Outcome(value=Met(False, ""), attempts=0),) * len(criteria)
     met = [None if o.value is None else o.value.met for o in outcomes]
-    if judgement.failed_is_unmet:
-        met = [bool(m) for m in met]
     known = [float(m or 0) for m in met]
     worst = [float(c.weight < 0 if m is None else m) for c, m in zip(criteria, met, strict=True)]
     best = [float(c.weight > 0 if m is None else m) for c, m in zip(criteria, met, strict=True)]
     excluded = judgement.excluded
+    if judgement.failed_is_unmet and not excluded:
+        met = [bool(m) for m in met]
     categories = {} if excluded else by_category(criteria, known)
     return {
         "clipped_score": _NAN if excluded else clipped(criteria, known),

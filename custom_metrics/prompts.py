@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jinja2
 
 from custom_metrics import fetch
-from custom_metrics.errors import FetchError
+from custom_metrics.errors import ConfigError, FetchError
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -109,6 +109,21 @@ def load(specs: Specs, name: str) -> Prompt:
     text that it should be.
     """
     return Prompt(name, {role: _template(parts) for role, parts in specs[name].items()})
+
+
+def load_task_prompt(specs: Specs, metadata: Mapping[str, Any] | None) -> Prompt:
+    """The task prompt that metadata ``task_prompt`` or ``RUBRIC_TASK_PROMPT`` chooses.
+
+    Raises :class:`ConfigError` for an unknown name, else as :func:`load`.
+    """
+    chosen = (metadata or {}).get("task_prompt") or os.environ.get("RUBRIC_TASK_PROMPT")
+    name = str(chosen or "official")
+    if name not in specs:
+        raise ConfigError(
+            f"RUBRIC_TASK_PROMPT (or metadata 'task_prompt'): {name!r} is not one of "
+            f"{', '.join(specs)}"
+        )
+    return load(specs, name)
 
 
 def _template(parts: tuple[Official | Builtin, ...]) -> Template:

@@ -42,4 +42,7 @@ class Judgement:
     @property
     def excluded(self) -> bool:
         """Whether the document has to be left out of the means."""
-        return not self.failed_is_unmet and any(outcome.failed for outcome in self.outcomes)
+        return any(
+            outcome.failed and not (self.failed_is_unmet and outcome.asked)
+            for outcome in self.outcomes
+        )

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lm_eval.tasks
 from lm_eval._cli.harness import HarnessCLI
-from lm_eval._cli.utils import MergeDictAction
 from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
@@ -26,6 +26,7 @@ import lm_eval_tasks
 from custom_metrics import prefilled, prompts  # noqa: F401  (prefilled registers itself)
 from custom_metrics.judge import JudgeConfig, resolve_config, shared_judge
 from custom_metrics.judge.config import MASKED, is_secret_name
+from custom_metrics.session import Session
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -46,6 +47,28 @@ class MaskedArgs(dict[str, Any]):
         return repr(dict(self.items()))
 
 
+class JudgeSettings(argparse.Action):
+    """``key=value`` pairs, separated by blanks or commas; values keep commas of their own."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        settings = dict(getattr(namespace, self.dest) or {})
+        for pair in [pair for value in values for pair in _PAIRS.split(value)]:
+            key, separator, value = pair.partition("=")
+            if not separator:
+                parser.error(f"argument {option_string}: expected key=value, got {pair!r}")
+            settings[key.strip()] = value
+        setattr(namespace, self.dest, settings)
+
+
+_PAIRS = re.compile(r",(?=\w+=)")
+
+
 def run(argv: Sequence[str]) -> None:
     """Run the harness with ``argv``, the arguments after ``run``.
 
@@ -59,21 +82,33 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--judge",
         nargs="+",
-        action=MergeDictAction,
+        action=JudgeSettings,
         default=None,
         metavar="<arg>",
         help="Judge settings as key=value; they win over metadata and RUBRIC_JUDGE_* variables",
+    )
+    parser.add_argument(
+        "--no_overlap",
+        action="store_true",
+        help="Judge after the last answer, not while others are generated",
+    )
+    parser.add_argument(
+        "--no_answer_store",
+        action="store_true",
+        help="Neither keep answers as they come nor use those of an interrupted run",
     )
     args = harness._parser.parse_args(["run", *(argv or ["--help"])])
     written = EvaluatorConfig.load_yaml_config(args.config) if args.config else {}
     args.include_path = _include_path(args.include_path or written.get("include_path"))
     tasks = args.tasks or _names(written.get("tasks"))
     overrides = vars(args).pop("judge") or {}
+    overlap = not vars(args).pop("no_overlap")
+    keep_answers = not vars(args).pop("no_answer_store")
     args.metadata = {**(written.get("metadata") or {}), **(args.metadata or {})}
     _chat_template(args, written)
-    if not (getattr(args, "predict_only", False) or written.get("predict_only")):
-        config = resolve_config(args.metadata.get("judge"), overrides)
-        _check_before_the_model(config, tasks, args.include_path)
+    predict_only = getattr(args, "predict_only", False) or written.get("predict_only")
+    config = None if predict_only else resolve_config(args.metadata.get("judge"), overrides)
+    _check_before_the_model(config, tasks, args.include_path, args.metadata)
     if overrides:
         args.metadata["judge"] = {**(args.metadata.get("judge") or {}), **overrides}
     model_args = args.model_args if args.model_args is not None else written.get("model_args")
@@ -82,7 +117,15 @@ def run(argv: Sequence[str]) -> None:
     if isinstance(model_args, Mapping):
         args.model_args = MaskedArgs(model_args)
         args.metadata = {**dict(args.model_args.items()), **args.metadata}
-    with _task_manager(include_defaults=not _only_ours(tasks, args.include_path)):
+    model = str(args.model or written.get("model") or "hf")
+    session = Session(
+        model,
+        dict(model_args or {}),
+        list(argv),
+        store=keep_answers and model != "prefilled",
+        overlap=overlap,
+    )
+    with session, _task_manager(include_defaults=not _only_ours(tasks, args.include_path)):
         harness.execute(args)
 
 
@@ -117,22 +160,24 @@ def _only_ours(tasks: Sequence[str], include_path: Sequence[str]) -> bool:
 
 
 def _check_before_the_model(
-    config: JudgeConfig, tasks: Sequence[str], include_path: Sequence[str]
+    config: JudgeConfig | None,
+    tasks: Sequence[str],
+    include_path: Sequence[str],
+    metadata: Mapping[str, Any],
 ) -> None:
-    """What can be known to fail: the key, the endpoint, the prompts of the tasks asked for."""
+    """What can be known to fail: the prompts of the tasks asked for, the key, the endpoint."""
     known = TaskManager(include_path=list(include_path), include_defaults=False)
     names = [name for task in tasks for name in known.match_tasks([task])]
-    specs = []
-    for name in _leaves(names, known):
-        path = known.task_index[name].yaml_path
-        loaded = load_yaml(path, resolve_func=True) if path else {}
-        if "judge_prompts" in loaded and loaded["judge_prompts"] not in specs:
-            specs.append(loaded["judge_prompts"])
-    if not specs:
-        return
-    for spec in specs:
-        prompts.load(spec, config.prompt)
-    shared_judge(config).check()
+    paths = [known.task_index[name].yaml_path for name in _leaves(names, known)]
+    loaded = [load_yaml(path, resolve_func=True) for path in paths if path]
+    ours = [task for task in loaded if "judge_prompts" in task]
+    for task in ours:
+        if "task_prompts" in task:
+            prompts.load_task_prompt(task["task_prompts"], metadata)
+        if config is not None:
+            prompts.load(task["judge_prompts"], config.prompt)
+    if ours and config is not None:
+        shared_judge(config).check()
 
 
 def _leaves(names: Sequence[str], known: TaskManager) -> Iterator[str]:

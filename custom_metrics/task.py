@@ -12,9 +12,10 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,17 @@ import lm_eval_tasks
 from custom_metrics import answers, data, fetch, generation, prompts
 from custom_metrics.answer import Answer, clean_answer, opens_reasoning, writable
 from custom_metrics.errors import ConfigError, JudgeError, show_plainly
-from custom_metrics.judge import Judge, JudgeConfig, Outcome, resolve_config, shared_judge
+from custom_metrics.judge import (
+    Judge,
+    JudgeCall,
+    JudgeConfig,
+    Outcome,
+    resolve_config,
+    shared_judge,
+)
 from custom_metrics.judge.config import MASKED, is_secret_name
 from custom_metrics.rubric import Judgement, Message
+from custom_metrics.session import Session, prompt_text
 
 logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
 
@@ -89,6 +98,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._judge_config: JudgeConfig | None = None
         self._judge: Judge | None = None
         self._companions: list[RubricTask] = []
+        self._judged = False
+        self._judging: dict[str, Any] | None = None
+        self._unscored: list[str] = []
         self._prompt: prompts.Prompt | None = None
         self._task_prompt: prompts.Prompt | None = None
         self._cut_prompts: list[str] = []
@@ -133,16 +145,22 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._warn_of_secrets()
         model = _calling_model(chat_template)
         if self._task_prompts is not None:
-            self._task_prompt = prompts.load(self._task_prompts, self._task_prompt_name())
+            self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
         if not self.predict_only:
+            _refuse_duplicate_processes(world_size)
             self._prepare_judge(rank)
         render = self._renderer(model, chat_template if apply_chat_template else None)
         kwargs = generation.generation_kwargs(self.config.generation_kwargs, model)
         wanted = kwargs.pop("max_gen_toks")
         context = generation.context_of(model, render, self.config.metadata or {})
         system = [{"role": "system", "content": system_instruction}] if system_instruction else []
+        session = Session.current
+        if session is not None and model is not None:
+            session.attach(model)
+            session.listen(self._answer_arrived)
+        self._by_prompt: dict[str, list[Instance]] = {}
         self._instances, self._cut_prompts, self._short_answers = [], [], []
-        self.values, self._pending = {}, {}
+        self.values, self._pending, self._judged, self._unscored = {}, {}, False, []
         for doc_id, doc in self.doc_iterator(
             rank=rank, limit=limit, samples=samples, world_size=world_size
         ):
@@ -163,6 +181,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                     metadata=(self.task_name, doc_id, self.config.repeats),
                 )
             )
+        for instance in self._instances:
+            self._by_prompt.setdefault(prompt_text(instance.args[0]), []).append(instance)
         if not self._instances:
             raise ConfigError(f"{self.task_name}: no documents left to run; mend --limit/--samples")
         self._warn_of_context(wanted)
@@ -177,17 +197,6 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     def _messages(self, doc: Mapping[str, Any]) -> list[Message]:
         return self._doc_to_messages(doc, self._task_prompt)
 
-    def _task_prompt_name(self) -> str:
-        known = self._task_prompts or {}
-        metadata = self.config.metadata or {}
-        name = metadata.get("task_prompt") or os.environ.get("RUBRIC_TASK_PROMPT") or "official"
-        if name not in known:
-            raise ConfigError(
-                f"RUBRIC_TASK_PROMPT (or metadata 'task_prompt'): {name!r} is not one of "
-                f"{', '.join(known)}"
-            )
-        return str(name)
-
     def _renderer(
         self, model: Any, chat_template: Callable[..., Any] | None
     ) -> Callable[[Sequence[Message]], Any]:
@@ -195,11 +204,11 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             chat_template = model.apply_chat_template  # it takes nothing else
         if chat_template is not None:
             return partial(chat_template, add_generation_prompt=True)
-        logger.warning(
-            "%s: no chat template is applied, so the model gets a plain transcript; scores are "
-            "not comparable with the paper's. Add --apply_chat_template",
-            self.task_name,
-        )
+        if not _built:  # once a run
+            logger.warning(
+                "no chat template is applied, so the model gets a plain transcript; scores are "
+                "not comparable with the papers'. Add --apply_chat_template"
+            )
         return transcript
 
     def _warn_of_secrets(self) -> None:
@@ -221,6 +230,16 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             if ids:
                 shown = ", ".join(ids[:5]) + (" …" if len(ids) > 5 else "")
                 logger.warning("%s: %d prompts %s: %s", self.task_name, len(ids), what, shown)
+
+    def calls_for(
+        self, answer: Answer, config: JudgeConfig, limit: int | None
+    ) -> Iterator[list[JudgeCall[Any]]]:
+        """The judge's calls of each document if its answer were ``answer``; nothing is sent."""
+        prompt = prompts.load(self._judge_prompts, config.prompt)
+        if self._task_prompts is not None:
+            self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
+        for _, doc in self.doc_iterator(limit=limit):
+            yield self._doc_to_judge(doc, self._messages(doc), answer, prompt)
 
     # --- judging ---
 
@@ -261,6 +280,23 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             self._wait()
         except JudgeError as error:
             raise _with_kept_answers(error, self._companions) from None
+        except KeyboardInterrupt:
+            print(_with_kept_answers(JudgeError("interrupted."), self._companions), file=sys.stderr)
+            raise
+        self._judged = True
+        if all(task._judged for task in self._companions):
+            assert self._judge is not None
+            spent = self._judge.ledger.spent
+            counts = self._judge.ledger.record()
+            for task in self._companions:
+                task._judging = counts
+            logger.info("Judge: %s", self._judge.settle())
+            if spent:
+                logger.warning(
+                    "%s, so the calls that were left were not sent. All replies are kept: the "
+                    "same command again, with a larger budget, asks only for the rest",
+                    spent,
+                )
 
     def _wait(self) -> None:
         """Until all of this task's calls are done. Raises :class:`JudgeError` if it is hopeless."""
@@ -294,6 +330,13 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             opened = self._reasoning_opened(instance)
             for response in instance.filtered_resps.values():
                 self._submit(instance.doc, response, opened)
+
+    def _answer_arrived(self, prompt: str, answer: str) -> None:
+        """Judge an answer while others are still generated; see :mod:`custom_metrics.session`."""
+        if self.predict_only:
+            return
+        for instance in self._by_prompt.get(prompt, []):
+            self._submit(instance.doc, _text(answer), self._reasoning_opened(instance))
 
     def _reasoning_opened(self, instance: Instance) -> bool:
         # With think_end_token the model class has removed the reasoning, closing tag and all.
@@ -332,11 +375,15 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             failed_is_unmet=self._judge_config.on_failure == "unmet",
         )
         scores = self._score(doc, [judgement])
-        doc.update({key: value for key, value in scores.items() if key not in self.metrics})
+        if judgement.excluded:
+            self._unscored.append(doc["id"])
+        extra = {key: value for key, value in scores.items() if key not in self.metrics}
+        # What a judge wrote may hold an escaped surrogate, which no file takes.
+        doc.update(data.deep_writable(extra))
         doc["messages"] = self._messages(doc)
         doc["answer"] = answer.text
         doc["answer_status"] = answer.status
-        doc["judge"] = self._judge_config.record()
+        doc["judge"] = self._judge_record()
         doc["judge_prompt"] = self._prompt.record()
         if self._task_prompt is not None:
             doc["task_prompt"] = self._task_prompt.record()
@@ -360,8 +407,14 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     def _warn_of_exclusions(self) -> None:
         coverage = self.values.get("judge_coverage", [])
         excluded = sum(value == 0 for value in coverage)
-        if not excluded:
+        uncertain = sum(
+            any(self.values[n][i] != self.values[n.removesuffix("_low") + "_high"][i]
+                for n in self.metrics if n.endswith("_low"))
+            for i in range(len(coverage))
+        )  # fmt: skip
+        if not uncertain:
             return
+        what = "are left out of the means" if excluded else "count it as unmet"
         bounds = [name.removesuffix("_low") for name in self.metrics if name.endswith("_low")]
         shown = ", ".join(
             f"{name} lies between {self._bound(name + '_low'):.4f} and "
@@ -369,15 +422,23 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             for name in bounds
         )
         logger.warning(
-            "%s: %d of %d documents have a criterion without a verdict and are left out of the "
-            "means; with them, %s",
-            self.task_name, excluded, len(coverage), shown,
+            "%s: %d of %d documents have a criterion without a verdict and %s; with every "
+            "verdict, %s",
+            self.task_name, uncertain, len(coverage), what, shown,
         )  # fmt: skip
+        if self._unscored:
+            names = ", ".join(self._unscored[:5]) + (" …" if len(self._unscored) > 5 else "")
+            logger.warning("%s: without a score: %s", self.task_name, names)
 
     def _bound(self, name: str) -> float:
         return float(self._aggregation_list[name](self.values[name]))
 
     # --- the record ---
+
+    def _judge_record(self) -> dict[str, Any]:
+        assert self._judge_config is not None
+        dropped = sorted(self._judge.dropped) if self._judge is not None else []
+        return {**self._judge_config.record(), **({"dropped": dropped} if dropped else {})}
 
     def dump_config(self) -> dict[str, Any]:
         """The task's configuration for the results file, with what decided the numbers."""
@@ -388,14 +449,17 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             key: MASKED if is_secret_name(key) else value
             for key, value in config.get("metadata", {}).items()
         }
+        metadata["lm_eval_rubrics"] = version("lm-eval-rubrics")
         metadata["dataset"] = self._source.record()
+        if self._judging is not None:
+            metadata["judging"] = self._judging  # of all tasks of the run together
         metadata["prompts_cut"] = {"count": len(self._cut_prompts), "ids": self._cut_prompts}
         metadata["answers_shortened"] = {
             "count": len(self._short_answers),
             "ids": self._short_answers,
         }
         if self._judge_config is not None and self._prompt is not None:
-            metadata["judge"] = self._judge_config.record()
+            metadata["judge"] = self._judge_record()
             metadata["judge_prompt"] = self._prompt.record()
         if self._task_prompt is not None:
             metadata["task_prompt"] = self._task_prompt.record()
@@ -478,6 +542,11 @@ def _source(config: Mapping[str, Any]) -> data.Source:
     options = dict(config["dataset_kwargs"])
     metadata = config.get("metadata") or {}
     if metadata.get("dataset_revision"):
+        if "revision" not in options or os.environ.get("RUBRIC_DATA_DIR"):
+            raise ConfigError(
+                f"{config['task']}: dataset_revision chooses a commit on the Hub, and this data "
+                "does not come from there; leave it out"
+            )
         options["revision"] = str(metadata["dataset_revision"])
     if "bundled" in options:
         options["bundled"] = Path(lm_eval_tasks.path()) / options["bundled"]
@@ -487,6 +556,19 @@ def _source(config: Mapping[str, Any]) -> data.Source:
             tuple(pinned["repositories"]), pinned["commit"], pinned["sha256"]
         )
     return data.find_split(config["test_split"], repository=config["dataset_path"], **options)
+
+
+def _refuse_duplicate_processes(world_size: int) -> None:
+    """Under a launcher the harness gives every process all documents, unless the model splits them.
+
+    Each would pay for the whole judging. Raises :class:`ConfigError`.
+    """
+    started = os.environ.get("WORLD_SIZE", "1")
+    if world_size == 1 and started.isdigit() and int(started) > 1:
+        raise ConfigError(
+            f"a launcher started {started} processes, and each of them would judge all documents; "
+            "start one process, or generate with --predict_only and judge the saved answers"
+        )
 
 
 def _expanded(entries: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -520,8 +602,14 @@ def _calling_model(chat_template: Callable[..., Any] | None) -> Any:
 
 
 def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Outcome[Any]]:
+    """Every outcome, once all are there. Raises what stopped the judge as soon as it did."""
     quiet = not sys.stderr.isatty()
-    return [future.result() for future in tqdm(futures, desc=label, unit="call", disable=quiet)]
+    with tqdm(total=len(futures), desc=label, unit="call", disable=quiet) as progress:
+        for future in futures:
+            future.add_done_callback(lambda _: progress.update())
+        # One wait for all: waking up for each would take the interpreter from the judge's thread.
+        wait(futures, return_when=FIRST_EXCEPTION)
+        return [future.result() for future in futures]
 
 
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
@@ -531,8 +619,8 @@ def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeE
     path = fetch.cache_folder() / "answers" / f"{tasks[0].task_name}-{stamp}.json"
     answers.write(path, kept)
     return JudgeError(
-        f"{error} The {len(kept)} answers are kept in {path}; judge them with: lm-eval-rubrics "
-        f"run --model prefilled --model_args path={path} --tasks …"
+        f"{str(error).rstrip('.')}. The {len(kept)} answers are kept in {path}; judge them with: "
+        f"lm-eval-rubrics run --model prefilled --model_args path={path} --tasks …"
     )
 
 

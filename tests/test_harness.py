@@ -92,7 +92,10 @@ def test_the_bundled_answers_get_the_values_of_the_formula() -> None:
         assert len(server.received) == judge.calls
 
 
-def test_a_script_may_evaluate_twice_with_one_task_manager() -> None:
+def test_a_script_may_evaluate_twice_with_one_task_manager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RUBRIC_JUDGE_CACHE", "off")  # or the second run would ask nothing
     judge = SampleJudge()
     with StubServer(judge.respond) as server:
         # Without include_defaults=False it works as well, after indexing the harness's own files.

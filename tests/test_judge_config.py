@@ -10,7 +10,7 @@ import pytest
 
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge import JudgeConfig, resolve_config
-from custom_metrics.judge.config import is_secret_name
+from custom_metrics.judge.config import Prices, is_secret_name
 
 SECRET = "sk-not-for-results"
 AZURE = {"azure_endpoint": "https://mine.openai.azure.com", "api_version": "2024-10-21"}
@@ -39,6 +39,12 @@ def refusal(
 
 # As strings, which is what an environment variable and a key=value pair can hold.
 FIELDS: dict[str, tuple[str, Any]] = {
+    "rpm": ("600", 600),
+    "tpm": ("100000", 100_000),
+    "max_outage": ("60", 60.0),
+    "max_calls": ("100", 100),
+    "max_cost": ("2.5", 2.5),
+    "prices": ("1.1,0.275,4.4", Prices(prompt=1.1, cached=0.275, completion=4.4)),
     "backend": ("lexical", "lexical"),
     "model": ("gpt-mine", "gpt-mine"),
     "base_url": (OWN_SERVER, OWN_SERVER),
@@ -56,7 +62,7 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "on_failure": ("unmet", "unmet"),
     "api_key_env": ("MY_KEY", "MY_KEY"),
 }
-NEEDED_BESIDE = {"azure_endpoint": {"api_version": "2024-10-21"}}
+NEEDED_BESIDE = {"max_cost": {"prices": "1,1,1"}, "azure_endpoint": {"api_version": "2024-10-21"}}
 
 DEFAULTS: dict[str, Any] = {
     "backend": "openai",
@@ -83,7 +89,16 @@ def test_the_tables_here_name_every_field() -> None:
 def test_without_settings_the_defaults_hold() -> None:
     found = resolve_config(environ={}).model_dump()
     assert {name: found[name] for name in DEFAULTS} == DEFAULTS
-    assert set(found) - set(DEFAULTS) == {"timeout", "max_retries"}
+    assert set(found) - set(DEFAULTS) == {
+        "timeout",
+        "max_retries",
+        "rpm",
+        "tpm",
+        "max_outage",
+        "max_calls",
+        "max_cost",
+        "prices",
+    }
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -73,8 +73,8 @@ def call(text: str = "Is it met?") -> JudgeCall[Met]:
     )
 
 
-def calls(count: int) -> list[JudgeCall[Met]]:
-    return [call(f"Question {number}?") for number in range(count)]
+def calls(count: int, first: int = 0) -> list[JudgeCall[Met]]:
+    return [call(f"Question {number}?") for number in range(first, first + count)]
 
 
 def ask(judge: Judge, text: str = "Is it met?") -> Outcome[Met]:
@@ -98,7 +98,7 @@ def failing_first(fault: Reply, times: int = 1) -> Respond:
 
 def test_several_submits_together_reach_the_concurrency_and_never_exceed_it(start: Start) -> None:
     server, judge = start(Reply(verdict(True), delay=0.02), concurrency=8)
-    futures = [future for _ in range(5) for future in judge.submit(calls(16))]
+    futures = [future for n in range(5) for future in judge.submit(calls(16, 16 * n))]
     assert all(future.result(PATIENCE).value == Met(True, met_text()) for future in futures)
     assert server.peak == 8
     assert len(server.received) == 80
@@ -506,7 +506,7 @@ def test_an_unsupported_parameter_is_dropped_once_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert all(not future.result(PATIENCE).failed for future in judge.submit(calls(12)))
     server.reset()
-    assert all(not future.result(PATIENCE).failed for future in judge.submit(calls(12)))
+    assert all(not future.result(PATIENCE).failed for future in judge.submit(calls(12, 12)))
     assert len(server.received) == 12
     for received in server.received:
         assert {k: v for k, v in received.body.items() if k not in ("model", "messages")} == (

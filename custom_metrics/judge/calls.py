@@ -14,11 +14,29 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens as the server reports them; ``cached`` are those of ``prompt`` that it had cached."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
+
+
+@dataclass(frozen=True)
 class Reply:
     """One reply of a judge. ``cut`` says that it ended at the token limit, not by itself."""
 
     text: str
     cut: bool = False
+    usage: Usage = Usage()
+    request_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,12 +69,16 @@ class JudgeCall(Generic[T]):
 class Outcome(Generic[T]):
     """What became of a call: a value that was read, or the reason why there is none.
 
-    ``attempts`` counts every request that was sent for it.
+    ``attempts`` counts every request that was sent for it, in an earlier run if the reply is from
+    the store. ``asked`` is False where a budget was spent before the call's turn; ``refused`` is
+    True where the endpoint would not answer it at all.
     """
 
     attempts: int
     value: T | None = None
     failure: str | None = None
+    asked: bool = True
+    refused: bool = False
 
     @property
     def failed(self) -> bool:

@@ -8,34 +8,46 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import json
 import logging
 import math
 import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import openai
 
+from custom_metrics import fetch
 from custom_metrics.errors import JudgeError
-from custom_metrics.judge.calls import JudgeCall, Reply
+from custom_metrics.judge.calls import JudgeCall, Reply, Usage
 from custom_metrics.judge.config import MASKED, OPENAI_URL, JudgeConfig
 
 logger = logging.getLogger(__name__)
 
 # The two names of one limit: each is refused by some servers.
 _OTHER_NAME = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+_UNSUPPORTED = re.compile(
+    r"unsupported|not support|unrecognized|unknown|not permitted|extra inputs", re.IGNORECASE
+)
 _MESSAGE_LENGTH = 300
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 
 
 class PassingFailure(Exception):
-    """A request that may succeed when it is sent again, after ``retry_after`` seconds if given."""
+    """A request that may succeed when it is sent again, after ``retry_after`` seconds if given.
 
-    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+    ``reached`` says that the endpoint answered for itself: it is not down.
+    """
+
+    def __init__(
+        self, reason: str, retry_after: float | None = None, *, reached: bool = False
+    ) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+        self.reached = reached
 
 
 class FinalFailure(Exception):
@@ -51,7 +63,7 @@ class OpenAIClient:
 
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
-        self._dropped: set[str] = set()
+        self.dropped: set[str] = set()
         common: dict[str, Any] = {
             "timeout": config.timeout,
             "max_retries": 0,  # the engine asks again: it counts, and it knows about outages
@@ -76,6 +88,7 @@ class OpenAIClient:
             # An organisation's or project's name is for OpenAI alone.
             self._client.organization = self._client.project = None
         self._key = key
+        self._answered = False
 
     async def close(self) -> None:
         await self._client.close()
@@ -110,21 +123,31 @@ class OpenAIClient:
                 "The judge at %s does not list the model %s; it lists %s",
                 config.endpoint, config.model, shown,
             )  # fmt: skip
+            await self._try_the_model()
 
-    async def send(self, call: JudgeCall[Any], max_tokens: int | None = None) -> Reply:
+    async def send(self, call: JudgeCall[Any], max_tokens: int | None) -> Reply:
         """The reply to one call, of at most ``max_tokens`` tokens.
 
-        Raises :class:`PassingFailure`, :class:`FinalFailure`, or :class:`JudgeError` where every
-        further call would fail too.
+        Raises :class:`PassingFailure`, :class:`FinalFailure`, :class:`ParameterDropped`, or
+        :class:`JudgeError` where every further call would fail too.
         """
-        path, body = self._request(call.messages(), max_tokens)
+        path, body = request_of(self.config, call.messages(), max_tokens)
+        self._leave_out(body)
+        content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         try:
-            # The client's own limit is between two reads; this one is for the whole call.
+            # Bytes, since the client's own serialisation costs more than the rest of the call. Its
+            # time limit is between two reads; this one is for the whole call.
             result = await asyncio.wait_for(
-                self._client.post(path, body=body, cast_to=object), self.config.timeout
+                self._client.post(
+                    path,
+                    content=content,
+                    cast_to=object,
+                    options={"headers": {"Content-Type": "application/json"}},
+                ),
+                self.config.timeout,
             )
         except openai.APIStatusError as error:
-            if isinstance(error, openai.BadRequestError):
+            if error.status_code in (400, 422):
                 self._drop_unsupported(error, body)
             details = error.body if isinstance(error.body, Mapping) else {}
             raise self._failure(
@@ -134,8 +157,9 @@ class OpenAIClient:
             raise PassingFailure(_cause(error)) from None
         except (openai.OpenAIError, ValueError, OSError) as error:
             raise PassingFailure(f"not an API response ({type(error).__name__})") from None
+        self._answered = True
         if not isinstance(result, Mapping):
-            raise PassingFailure("the response is not a JSON object")
+            raise PassingFailure("the response is not a JSON object", reached=True)
         error_body = result.get("error")
         if error_body:
             details = error_body if isinstance(error_body, Mapping) else {}
@@ -144,58 +168,49 @@ class OpenAIClient:
             message = str(details.get("message") or error_body)
             raise self._failure(status, details, message, {})
         try:
-            return _responses_reply(result) if "output" in result else _chat_reply(result)
+            reply = _responses_reply(result) if "output" in result else _chat_reply(result)
         except (KeyError, TypeError, IndexError, AttributeError):
-            raise PassingFailure("the response has no message") from None
+            raise PassingFailure("the response has no message", reached=True) from None
+        return replace(reply, request_bytes=len(content))
 
-    def _request(
-        self, messages: list[dict[str, str]], max_tokens: int | None
-    ) -> tuple[str, dict[str, Any]]:
-        config = self.config
-        if config.uses_responses:
-            path = "/responses"
-            parameters: dict[str, Any] = {
-                "input": messages,
-                "temperature": config.temperature,
-                "max_output_tokens": max_tokens,
-                "reasoning": config.reasoning_effort and {"effort": config.reasoning_effort},
-            }
-        else:
-            path = "/chat/completions"
-            parameters = {
-                "messages": messages,
-                "temperature": config.temperature,
-                "max_completion_tokens": max_tokens,
-                "reasoning_effort": config.reasoning_effort,
-            }
-        body: dict[str, Any] = {"model": config.model}
-        body |= {name: value for name, value in parameters.items() if value is not None}
-        body |= config.extra_body or {}
-        for name in self._dropped & body.keys():
+    def _leave_out(self, body: dict[str, Any]) -> None:
+        for name in self.dropped & body.keys():
             value = body.pop(name)
             other = _OTHER_NAME.get(name)
-            if other and other not in self._dropped:
+            if other and other not in self.dropped:
                 body[other] = value
-        return path, body
 
-    def _drop_unsupported(self, error: openai.BadRequestError, body: Mapping[str, Any]) -> None:
+    async def _try_the_model(self) -> None:
+        """Find out with one short call whether a model is known that the server does not list."""
+        path, body = request_of(self.config, [{"role": "user", "content": "Say ok."}], 16)
+        try:
+            await asyncio.wait_for(
+                self._client.post(path, body=body, cast_to=object), min(self.config.timeout, 60)
+            )
+        except openai.NotFoundError as error:
+            raise self._failure(404, {}, str(error), {}) from None
+        except (openai.OpenAIError, asyncio.TimeoutError, ValueError):
+            return  # whatever it is, it is not that
+
+    def _drop_unsupported(self, error: openai.APIStatusError, body: Mapping[str, Any]) -> None:
         """Leave out from now on a parameter that the server says it does not support.
 
         Raises :class:`ParameterDropped` if the refused request had one to leave out.
         """
-        details = error.body if isinstance(error.body, Mapping) else {}
-        names = [str(error.param or details.get("param") or "").split(".")[0]]
-        if names == [""]:
-            names = re.findall(r"['\"`](\w+)['\"`]", str(error))
+        text = str(error)
         unsupported = error.code in ("unsupported_parameter", "unsupported_value")
-        if not unsupported and "unsupported" not in str(error).lower():
+        if not unsupported and not _UNSUPPORTED.search(text):
             return
-        droppable = [n for n in names if n in body and n not in ("model", "messages", "input")]
-        if not droppable:
+        details = error.body if isinstance(error.body, Mapping) else {}
+        param = str(error.param or details.get("param") or "").split(".")[0]
+        optional = [name for name in body if name not in ("model", "messages", "input")]
+        named = next((n for n in optional if n == param), None) or next(
+            (n for n in optional if re.search(rf"\b{re.escape(n)}\b", text)), None
+        )
+        if named is None:
             return
-        named = droppable[0]
-        if named not in self._dropped:  # a sibling in flight may have dropped it meanwhile
-            self._dropped.add(named)
+        if named not in self.dropped:  # a sibling in flight may have dropped it meanwhile
+            self.dropped.add(named)
             logger.warning(
                 "The judge %s does not support %r; it is left out from now on",
                 self.config.model,
@@ -209,7 +224,7 @@ class OpenAIClient:
         code = str(details.get("code") or "")
         config = self.config
         message = " ".join(message.replace(self._key, MASKED).split())[:_MESSAGE_LENGTH]
-        if status in (401, 403):
+        if status == 401 or (status == 403 and not self._answered):
             return self._refused_key(message)
         if status == 402 or code in _QUOTA_CODES:
             return JudgeError(
@@ -223,7 +238,9 @@ class OpenAIClient:
                 f"(now {'responses' if config.uses_responses else 'chat'})"
             )
         if status in (408, 409, 425, 429) or status >= 500:
-            return PassingFailure(f"{status}: {message}", retry_after(headers))
+            return PassingFailure(
+                f"{status}: {message}", retry_after(headers), reached=status <= 501
+            )
         return FinalFailure(f"{status}: {message}")
 
     def _refused_key(self, error: object) -> JudgeError:
@@ -234,13 +251,60 @@ class OpenAIClient:
         )
 
 
+def request_of(
+    config: JudgeConfig, messages: list[dict[str, str]], max_tokens: int | None
+) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request: what was configured, and nothing that was not."""
+    if config.uses_responses:
+        path = "/responses"
+        parameters: dict[str, Any] = {
+            "input": messages,
+            "temperature": config.temperature,
+            "max_output_tokens": max_tokens,
+            "reasoning": config.reasoning_effort and {"effort": config.reasoning_effort},
+        }
+    else:
+        path = "/chat/completions"
+        parameters = {
+            "messages": messages,
+            "temperature": config.temperature,
+            "max_completion_tokens": max_tokens,
+            "reasoning_effort": config.reasoning_effort,
+        }
+    body: dict[str, Any] = {"model": config.model}
+    body |= {name: value for name, value in parameters.items() if value is not None}
+    body |= config.extra_body or {}
+    return path, body
+
+
+def request_key(
+    config: JudgeConfig, messages: list[dict[str, str]], max_tokens: int | None, repeat: int = 0
+) -> str:
+    """A key over everything that determines a reply: endpoint, configured request, repeat."""
+    request = request_of(config, messages, max_tokens)
+    parts = [config.backend, config.endpoint, config.api_version, *request, repeat]
+    return fetch.sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True))
+
+
 def _chat_reply(result: Mapping[str, Any]) -> Reply:
     choice = result["choices"][0]
+    if choice.get("finish_reason") == "content_filter":
+        raise FinalFailure("the endpoint's content filter stopped the reply")
     # Text that only stands in a reasoning field is thinking that ate the limit: no reply.
     text = choice["message"].get("content")
     if isinstance(text, list):
         text = "".join(str(part.get("text") or "") for part in text)
-    return Reply(text if isinstance(text, str) else "", cut=choice.get("finish_reason") == "length")
+    usage = result.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    return Reply(
+        text if isinstance(text, str) else "",
+        cut=choice.get("finish_reason") == "length",
+        usage=Usage(
+            int(usage.get("prompt_tokens") or 0),
+            int(details.get("cached_tokens") or 0),
+            int(usage.get("completion_tokens") or 0),
+        ),
+    )
 
 
 def _responses_reply(result: Mapping[str, Any]) -> Reply:
@@ -251,7 +315,17 @@ def _responses_reply(result: Mapping[str, Any]) -> Reply:
         for part in item.get("content") or []
         if part.get("type") == "output_text"
     ]
-    return Reply("".join(parts), cut=result.get("status") == "incomplete")
+    usage = result.get("usage") or {}
+    details = usage.get("input_tokens_details") or {}
+    return Reply(
+        "".join(parts),
+        cut=result.get("status") == "incomplete",
+        usage=Usage(
+            int(usage.get("input_tokens") or 0),
+            int(details.get("cached_tokens") or 0),
+            int(usage.get("output_tokens") or 0),
+        ),
+    )
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

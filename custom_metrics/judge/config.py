@@ -12,11 +12,34 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from custom_metrics.errors import ConfigError
+from custom_metrics.judge.calls import Usage
 
 ENV_PREFIX = "RUBRIC_JUDGE_"
 OPENAI_URL = "https://api.openai.com/v1"
 MASKED = "***"
+# What does not touch a reply, and addresses, which are recorded as the endpoint.
+_NOT_RECORDED = {
+    "azure_endpoint", "base_url", "max_calls", "max_cost", "max_outage", "prices", "rpm", "tpm",
+}  # fmt: skip
+_NOT_FIELDS = ("RUBRIC_JUDGE_API_KEY", "RUBRIC_JUDGE_CACHE")
 _OPENAI_HOST = re.compile(r"([a-z0-9-]+\.)*api\.openai\.com")
+
+
+class Prices(BaseModel):
+    """Prices per million tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: float = Field(ge=0)
+    cached: float = Field(ge=0)
+    completion: float = Field(ge=0)
+
+    def cost(self, usage: Usage) -> float:
+        """What ``usage`` costs."""
+        fresh = usage.prompt - usage.cached
+        return (
+            fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
+        ) / 1e6
 
 
 class JudgeConfig(BaseModel):
@@ -66,6 +89,16 @@ class JudgeConfig(BaseModel):
         description="exclude the document, count the call as unmet (the official script's way), "
         "or raise",
     )
+    rpm: int | None = Field(None, ge=1, description="requests a minute, at most")
+    tpm: int | None = Field(None, ge=1, description="tokens a minute, at most")
+    max_outage: float = Field(
+        1800, ge=0, description="seconds to wait for an endpoint that is down, 0 or more"
+    )
+    max_calls: int | None = Field(None, ge=0, description="requests of a run, at most")
+    max_cost: float | None = Field(None, ge=0, description="cost of a run, at most; needs prices")
+    prices: Prices | None = Field(
+        None, description="in,cached,out: prices per million tokens, such as 1.1,0.275,4.4"
+    )
     api_key_env: str | None = Field(
         None,
         pattern=r"^[A-Z_][A-Z0-9_]*$",
@@ -76,6 +109,15 @@ class JudgeConfig(BaseModel):
     @classmethod
     def _from_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _three_numbers(cls, value: Any) -> Any:
+        parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
+        if isinstance(parts, list | tuple):
+            prompt, cached, completion = parts  # raises ValueError for another number of them
+            return {"prompt": prompt, "cached": cached, "completion": completion}
+        return value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -114,7 +156,7 @@ class JudgeConfig(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """The settings as results and samples hold them: those in use, no secrets."""
-        kept = self.model_dump(exclude_none=True, exclude={"base_url", "azure_endpoint"})
+        kept = self.model_dump(exclude_none=True, exclude=_NOT_RECORDED)
         if self.backend == "lexical":
             names = ("backend", "prompt", "on_failure")
             note = "lexical overlap: a smoke test whose scores mean nothing"
@@ -142,7 +184,9 @@ class JudgeConfig(BaseModel):
         for name in names:
             if environ.get(name, "").strip():
                 return environ[name].strip()
-        if self.api_key_env or self.is_openai or self.azure_endpoint:
+        if self.api_key_env:
+            raise ConfigError(f"api_key_env names {self.api_key_env}, which is not set")
+        if self.is_openai or self.azure_endpoint:
             raise ConfigError(
                 f"the judge at {self.endpoint} needs an API key: set {' or '.join(names)}, or "
                 "point the judge at a server of your own with base_url"
@@ -166,7 +210,7 @@ def resolve_config(
             f"not {type(metadata).__name__}"
         )
     named = [s.get("api_key_env") for s in (metadata or {}, overrides or {})]
-    not_fields = {"RUBRIC_JUDGE_API_KEY", environ.get("RUBRIC_JUDGE_API_KEY_ENV"), *named}
+    not_fields = {*_NOT_FIELDS, environ.get("RUBRIC_JUDGE_API_KEY_ENV"), *named}
     from_env = {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in environ.items()
@@ -188,6 +232,8 @@ def resolve_config(
         config = JudgeConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error, places)) from None
+    if config.max_cost is not None and config.prices is None:
+        raise ConfigError(f"{places['max_cost']}: max_cost needs prices=in,cached,out as well")
     if any(is_secret_name(name) for name in _names_in(config.extra_body)):
         raise _refused(places["extra_body"])
     if config.azure_endpoint and config.base_url:

@@ -10,12 +10,11 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import random
 import threading
-from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from custom_metrics.errors import JudgeError
@@ -25,12 +24,17 @@ from custom_metrics.judge.client import (
     OpenAIClient,
     ParameterDropped,
     PassingFailure,
+    request_key,
     warn_of_ignored_environment,
 )
 from custom_metrics.judge.config import JudgeConfig
+from custom_metrics.judge.ledger import Ledger
 from custom_metrics.judge.lexical import LexicalClient
+from custom_metrics.judge.order import PrefixOrder
+from custom_metrics.judge.pace import Pace, wait_before_retry
+from custom_metrics.judge.store import Store, store_path
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("lm_eval.rubrics")
 
 T = TypeVar("T")
 
@@ -38,9 +42,9 @@ T = TypeVar("T")
 MAX_UNREADABLE = 3
 # With this many calls failed for good and none read, the fault is not with the calls.
 HOPELESS_AFTER = 20
-_LONGEST_WAIT_S = 60.0
-_LONGEST_RETRY_AFTER_S = 600.0
 _CLOSING_S = 2.0
+_CHARACTERS_A_TOKEN = 4
+_MOST_BYTES_A_TOKEN = 16
 
 
 class Client(Protocol):
@@ -48,9 +52,32 @@ class Client(Protocol):
 
     async def check(self) -> None: ...
 
-    async def send(self, call: JudgeCall[Any], max_tokens: int | None = None, /) -> Reply: ...
+    async def send(self, call: JudgeCall[Any], max_tokens: int | None, /) -> Reply: ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Item:
+    """A call on its way, with everyone who waits for it."""
+
+    call: JudgeCall[Any]
+    key: str
+    futures: list[Future[Outcome[Any]]] = field(default_factory=list)
+
+    def wanted(self) -> bool:
+        """Whether anyone still waits; who gave up is forgotten."""
+        self.futures = [f for f in self.futures if f.running() or f.set_running_or_notify_cancel()]
+        return bool(self.futures)
+
+    def resolve(self, outcome: Outcome[Any] | None, error: BaseException | None = None) -> None:
+        if not self.wanted():
+            return
+        for future in self.futures:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(cast("Outcome[Any]", outcome))
 
 
 class Judge:
@@ -60,16 +87,30 @@ class Judge:
         self.config = config
         config.api_key()  # a missing key is an error now, not in the thread later
         warn_of_ignored_environment(config)
-        self._waiting: deque[tuple[JudgeCall[Any], Future[Outcome[Any]]]] = deque()
+        self.ledger = self._new_ledger()
+        path = store_path() if config.backend == "openai" else None
+        self._store = Store(path) if path else None
+        self._order = PrefixOrder[_Item](lambda item: item.call.conversation)
+        self._by_key: dict[str, _Item] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._read = self._failed = 0
         self._stopped: JudgeError | None = None
         self._client: Client | None = None
-        self._checked = self._closed = False
+        self._pace: Pace | None = None
+        self._checked = self._closed = self._warned = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
         atexit.register(self.close)
+
+    def _new_ledger(self) -> Ledger:
+        config = self.config
+        return Ledger(config.prices, max_calls=config.max_calls, max_cost=config.max_cost)
+
+    @property
+    def dropped(self) -> set[str]:
+        """Parameters that are left out because the endpoint does not support them."""
+        return self._client.dropped if isinstance(self._client, OpenAIClient) else set()
 
     @property
     def stopped(self) -> bool:
@@ -83,18 +124,38 @@ class Judge:
             self._checked = True
 
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
-        """Start ``calls``; each future gets its outcome, or the error that stopped the judge."""
+        """Start ``calls``; each future gets its outcome, or the error that stopped the judge.
+
+        What the store has is there at once.
+        """
         futures: list[Future[Outcome[T]]] = [Future() for _ in calls]
         if self._closed:
             for future in futures:
                 future.set_exception(JudgeError("the judge was closed"))
-        else:
-            pairs = list(zip(calls, futures, strict=True))
-            self._loop.call_soon_threadsafe(self._enqueue, pairs)
+            return futures
+        keys = [self._key(call) for call in calls]
+        kept = self._store.find(keys) if self._store else {}
+        missing: list[_Item] = []
+        for call, key, future in zip(calls, keys, futures, strict=True):
+            if key in kept:
+                with contextlib.suppress(Unreadable):  # kept by a version that read otherwise
+                    value = call.read(kept[key].text)
+                    self.ledger.from_store += 1
+                    self._read += 1
+                    future.set_result(Outcome(kept[key].attempts, value))
+                    continue
+            missing.append(_Item(call, key, [future]))
+        if missing:
+            self._loop.call_soon_threadsafe(self._enqueue, missing)
         return futures
 
+    def settle(self) -> str:
+        """The run's line of counts; counting and budgets begin anew."""
+        line, self.ledger = self.ledger.line(), self._new_ledger()
+        return line
+
     def close(self) -> None:
-        """Stop what is in flight and end the thread."""
+        """Stop what is in flight and end the thread. What was received is kept."""
         atexit.unregister(self.close)
         self._closed = True
         if self._thread.is_alive():
@@ -105,19 +166,39 @@ class Judge:
             self._thread.join(timeout=_CLOSING_S)
             if not self._thread.is_alive():
                 self._loop.close()
+        if self._store is not None:
+            self._store.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    def _key(self, call: JudgeCall[Any]) -> str:
+        return request_key(self.config, call.messages(), self._room(call))
+
+    def _room(self, call: JudgeCall[Any]) -> int | None:
+        return self.config.max_tokens or call.max_tokens
+
+    def _tokens(self, call: JudgeCall[Any]) -> int:
+        """About how many tokens a call has, where a limit on them makes that matter."""
+        if not self.config.tpm:
+            return 0
+        return sum(len(m["content"]) for m in call.messages()) // _CHARACTERS_A_TOKEN
+
     # --- on the loop ---
 
-    def _enqueue(self, pairs: list[tuple[JudgeCall[Any], Future[Outcome[Any]]]]) -> None:
-        if self._stopped:
-            for _, future in pairs:
-                future.set_exception(self._stopped)
-            return
-        self._waiting.extend(pairs)
-        for _ in range(min(self.config.concurrency - len(self._workers), len(pairs))):
+    def _enqueue(self, items: list[_Item]) -> None:
+        for item in items:
+            if self._stopped:
+                item.resolve(None, self._stopped)
+            elif item.key in self._by_key:  # the same question: one answer serves both
+                self._by_key[item.key].futures += item.futures
+            else:
+                self._by_key[item.key] = item
+                self._order.add(item)
+        self._feed()
+
+    def _feed(self) -> None:
+        for _ in range(min(self.config.concurrency - len(self._workers), len(self._order))):
             self._workers.add(self._loop.create_task(self._work()))
 
     def _client_on_loop(self) -> Client:
@@ -126,71 +207,142 @@ class Judge:
             self._client = LexicalClient() if lexical else OpenAIClient(self.config)
         return self._client
 
+    def _pace_on_loop(self) -> Pace:
+        if self._pace is None:
+            config = self.config
+            self._pace = Pace(
+                config.endpoint,
+                rpm=config.rpm,
+                tpm=config.tpm,
+                max_outage=config.max_outage,
+                concurrency=config.concurrency,
+            )
+        return self._pace
+
     async def _check(self) -> None:
         await self._client_on_loop().check()
 
     async def _work(self) -> None:
         try:
-            await self._work_off()
+            while self._order:
+                await self._work_off(self._order.take())
         finally:
             # At once, not in a callback: a call that is submitted meanwhile needs a worker.
             self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _work_off(self) -> None:
-        while self._waiting:
-            call, future = self._waiting.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                outcome = await self._ask(call)
-                self._count(outcome)
-            except asyncio.CancelledError:
-                future.set_exception(JudgeError("the judge was closed before this call was done"))
-                raise
-            except JudgeError as error:
-                future.set_exception(error)
-                self._stop(error)
-            except Exception as error:  # a fault of this program must not leave anyone waiting
-                future.set_exception(error)
-            else:
-                future.set_result(outcome)
+    async def _work_off(self, item: _Item) -> None:
+        outcome: Outcome[Any] | None = None
+        error: BaseException | None = None
+        try:
+            if item.wanted():
+                outcome = await self._ask(item)
+                self._count(outcome, item.call.label)
+        except asyncio.CancelledError:
+            error = JudgeError("the judge was closed before this call was done")
+            raise
+        except JudgeError as stop:
+            error = stop
+            self._stop(stop)
+        except Exception as fault:  # a fault of this program must not leave anyone waiting
+            error = fault
+        finally:
+            self._by_key.pop(item.key, None)
+            item.resolve(outcome, error)
+            answered = outcome is not None and outcome.attempts > 0 and not outcome.refused
+            self._order.returned(item, answered=answered)
+            self._feed()
 
-    async def _ask(self, call: JudgeCall[T]) -> Outcome[T]:
+    async def _ask(self, item: _Item) -> Outcome[Any]:
         """Ask until there is a verdict, or no hope of one."""
-        client = self._client_on_loop()
-        attempts = unreadable = 0
-        room = limit = self.config.max_tokens or call.max_tokens
+        client, pace, call = self._client_on_loop(), self._pace_on_loop(), item.call
+        attempts = tries = unreadable = 0
+        room = limit = self._room(call)
+        cut: Reply | None = None
+        tokens = self._tokens(call)
         while True:
-            attempts += 1
-            wait = 0.0
+            ledger = self.ledger
+            if why := ledger.spent:
+                pace.release()  # the others have nothing to wait for either
+                return Outcome(attempts, failure=f"not asked: {why}", asked=False)
+            ledger.reserved += 1
+            trying = await pace.turn(tokens)
+            if self._stopped:
+                raise self._stopped
+            ledger.sent(again=attempts > 0)
+            attempts, wait = attempts + 1, 0.0
             try:
-                reply = await client.send(call, room)
+                try:
+                    reply = await client.send(call, room)
+                finally:
+                    if trying:
+                        pace.tried()
+                pace.answered()
+                self.ledger.received(reply.usage)
+                self._warn_of_cut_prompt(reply)
                 if reply.cut and limit and room == limit:
-                    room = 2 * limit  # once more with twice the room
-                    raise Unreadable("the reply was cut off at the token limit")
-                if reply.cut and not call.readable_when_cut:
-                    raise Unreadable("the reply was cut off at the token limit")
-                return Outcome(attempts, value=call.read(reply.text))
+                    room, cut = 2 * limit, reply  # once more with twice the room
+                    self._keep(item, reply, usable=False, attempts=attempts)
+                    continue
+                value = _read(call, reply)
             except ParameterDropped:
+                pace.answered()
                 continue  # at once, and no failure of this call
             except FinalFailure as error:
-                return Outcome(attempts, failure=str(error))
+                pace.answered()
+                if cut is not None:  # so much room is not to be had: what there was has to do
+                    with contextlib.suppress(Unreadable):
+                        return Outcome(attempts, _read(call, cut))
+                return Outcome(attempts, failure=str(error), refused=True)
             except Unreadable as error:
+                self._keep(item, reply, usable=False, attempts=attempts)
                 reason = f"unread: {error}"
-                unreadable += 1
+                unreadable, tries = unreadable + 1, tries + 1
             except PassingFailure as error:
                 reason = str(error)
-                wait = _wait(attempts, error.retry_after)
-            if attempts > self.config.max_retries or unreadable >= MAX_UNREADABLE:
+                if error.reached:
+                    pace.answered()
+                else:
+                    pace.failed(reason, trying=trying)  # raises when it has lasted too long
+                if pace.down:
+                    continue  # nobody's retries are spent on an outage
+                tries += 1
+                wait = wait_before_retry(tries, error.retry_after)
+            else:
+                self._keep(item, reply, usable=True, attempts=attempts)
+                return Outcome(attempts, value)
+            if tries > self.config.max_retries or unreadable >= MAX_UNREADABLE:
                 return Outcome(attempts, failure=reason)
             await asyncio.sleep(wait)
 
-    def _count(self, outcome: Outcome[Any]) -> None:
+    def _keep(self, item: _Item, reply: Reply, *, usable: bool, attempts: int) -> None:
+        if self._store is not None:
+            self._store.keep(
+                item.key, reply.text, usable=usable, attempts=attempts, usage=reply.usage,
+                model=self.config.model, endpoint=self.config.endpoint,
+            )  # fmt: skip
+
+    def _warn_of_cut_prompt(self, reply: Reply) -> None:
+        """Some servers (Ollama) cut a long prompt without a word; their count of tokens tells."""
+        tokens = reply.usage.prompt
+        if not self._warned and tokens and reply.request_bytes > _MOST_BYTES_A_TOKEN * tokens:
+            self._warned = True
+            logger.warning(
+                "The judge counts %d tokens in a request of %d bytes: it seems to cut long "
+                "prompts, and its verdicts mean nothing then (Ollama: raise num_ctx)",
+                tokens,
+                reply.request_bytes,
+            )
+
+    def _count(self, outcome: Outcome[Any], label: str) -> None:
+        if not outcome.asked:
+            return
         self._read += not outcome.failed
         self._failed += outcome.failed
+        self.ledger.failed += outcome.failed
         if outcome.failed and self.config.on_failure == "raise":
             raise JudgeError(
-                f"a judge call failed for good ({outcome.failure}), and on_failure is raise"
+                f"the judge call for {label} failed for good ({outcome.failure}), and on_failure "
+                "is raise"
             )
         if not self._read and self._failed >= HOPELESS_AFTER:
             raise JudgeError(
@@ -201,10 +353,11 @@ class Judge:
     def _stop(self, error: JudgeError) -> None:
         """Give up: nothing that waits is sent any more. What is in flight may still come back."""
         self._stopped = self._stopped or error
-        while self._waiting:
-            _, future = self._waiting.popleft()
-            if future.set_running_or_notify_cancel():
-                future.set_exception(self._stopped)
+        if self._pace is not None:
+            self._pace.release()
+        for item in self._order.drain():
+            self._by_key.pop(item.key, None)
+            item.resolve(None, self._stopped)
 
     async def _shut_down(self) -> None:
         self._stop(JudgeError("the judge was closed"))
@@ -216,6 +369,12 @@ class Judge:
             await self._client.close()
 
 
+def _read(call: JudgeCall[T], reply: Reply) -> T:
+    if reply.cut and not call.readable_when_cut:
+        raise Unreadable("the reply was cut off at the token limit")
+    return call.read(reply.text)
+
+
 _shared: dict[tuple[str, str | None], Judge] = {}
 
 
@@ -225,10 +384,3 @@ def shared_judge(config: JudgeConfig) -> Judge:
     if key not in _shared or _shared[key].stopped:
         _shared[key] = Judge(config)
     return _shared[key]
-
-
-def _wait(attempts: int, asked_for: float | None) -> float:
-    """Seconds before the next attempt: what the server asks for, else exponential with jitter."""
-    if asked_for is not None:
-        return min(asked_for, _LONGEST_RETRY_AFTER_S) + random.uniform(0, 0.5)
-    return float(min(_LONGEST_WAIT_S, 0.5 * 2 ** (attempts - 1)) * random.uniform(0.5, 1))

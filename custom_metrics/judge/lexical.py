@@ -27,7 +27,7 @@ class LexicalClient:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def send(self, call: JudgeCall[Any], _max_tokens: int | None = None) -> Reply:
+    async def send(self, call: JudgeCall[Any], _max_tokens: int | None) -> Reply:
         return Reply(call.write([overlap(criterion, call.answer) for criterion in call.criteria]))
 
 

@@ -85,10 +85,16 @@ def object_with(text: str, key: str) -> dict[str, Any]:
     no such object, or if another one begins after it and does not end.
     """
     text = reply_text(text)
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({repr(value) for name, value in pairs if name == key}) > 1:
+            raise Unreadable(f"{key} stands there twice, with different values")
+        return dict(pairs)
+
     last = text.rfind(f'"{key}"')
     if last < 0:
         raise Unreadable(f"no {key} in the reply")
-    found = scan(text)
+    found = scan(text, json.JSONDecoder(object_pairs_hook=once, strict=False))
     owner = found.around(last)
     if owner is not None:
         if any(start >= owner[1] for start in found.broken):

@@ -220,15 +220,16 @@ def test_vllm_inside_the_harness(model: Path, tmp_path: Path) -> None:
             "lm_eval", "run", "--include_path", lm_eval_tasks.path(), "--model", "vllm",
             "--model_args", f"pretrained={model},dtype=float32,enforce_eager=True",
             "--batch_size", "auto", "--apply_chat_template", "--gen_kwargs", "max_gen_toks=8",
-            "--tasks", "plawbench_sample_legal_consultation,prbench_sample", "--limit", "1",
-            "--metadata",
-            json.dumps({
-                "task_prompt": "builtin",
-                "judge": {"model": "judge", "base_url": judge.url, "prompt": "builtin",
-                          "on_failure": "exclude", "max_retries": 0},
-            }),
-            "--output_path", str(tmp_path / "out"),
+            "--tasks", "prbench_sample", *judge_metadata(judge.url, prompt="builtin"),
+            "--output_path", str(tmp_path / "out"), "--log_samples",
         )  # fmt: skip
-    # The judge of this test gives yes/no verdicts, which are no points: that task must say so.
-    assert "no call of plawbench_sample_legal_consultation got a verdict" in done.text
-    assert "kept in" in done.text
+    assert done.code == 0, done.text
+    lines = samples(tmp_path / "out", "prbench_sample")
+    for row, line in zip(rows(), lines, strict=True):
+        prompt, kwargs = line["arguments"]["gen_args_0"].values()
+        assert all(str(row[f"prompt_{turn}"]) in prompt for turn in range(int(str(row["turns"]))))
+        assert kwargs["max_gen_toks"] == 8
+    values = metrics(results(tmp_path / "out"), "prbench_sample")
+    assert values["judge_coverage"] == 1
+    if not values["empty_answers"]:
+        assert values["clipped_score"] == pytest.approx(positive_share())
