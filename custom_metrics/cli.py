@@ -114,8 +114,12 @@ def _cache(parsed: argparse.Namespace) -> None:
     if path is None or not path.exists():
         print("RUBRIC_JUDGE_CACHE is off" if path is None else f"{path}: nothing is kept yet")
         return
+    if not parsed.prune and (parsed.older_than is not None or parsed.model is not None):
+        raise ConfigError("cache: --older_than and --model go with --prune")
     store = Store(path)
     if parsed.prune:
+        if parsed.older_than is not None and parsed.older_than < 0:
+            raise ConfigError(f"--older_than: 0 or more days, not {parsed.older_than:g}")
         if parsed.older_than is None and parsed.model is None:
             raise ConfigError("cache --prune: say what, with --older_than DAYS or --model NAME")
         days = parsed.older_than

@@ -8,9 +8,11 @@ which the harness's model classes call after each request or batch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,7 +144,12 @@ class Session:
         missing = [(r, k) for r, k in zip(requests, keys, strict=True) if k not in kept]
         if len(missing) < len(requests):
             there = len(requests) - len(missing)
-            logger.info("%d of %d answers are kept from an earlier run", there, len(requests))
+            logger.warning(
+                "%d of %d answers are from an earlier run of this model with the same arguments; "
+                "if the model has changed since, use --no_answer_store",
+                there,
+                len(requests),
+            )
         self._awaited = {}
         for request, key in missing:
             self._awaited.setdefault(prompt_text(request.args[0]), deque()).append(key)
@@ -154,7 +161,8 @@ class Session:
         if self._store is not None:  # some model classes never call the hook
             for key, answer in zip(keys, answers, strict=True):
                 if key not in kept and _worth_keeping(answer):
-                    self._store.keep(key, answer)
+                    with contextlib.suppress(sqlite3.Error):  # the answers are there all the same
+                        self._store.keep(key, answer)
         return answers
 
     def _keys(self, requests: Iterable[Instance]) -> list[str]:

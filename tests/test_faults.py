@@ -68,7 +68,7 @@ def judged_with(fault: Reply, share: int) -> tuple[list[bool | None], list[int],
         return Reply(verdict(is_met(received.prompt)), delay=0.01)
 
     questions = [call(text, str(n % CONVERSATIONS)) for n, text in enumerate(TEXTS)]
-    timeout = 2 if fault.fault == "hang" else 60
+    timeout = 3 if fault.fault == "hang" else 60
     with (
         StubServer(respond) as server,
         judge_at(server.url, concurrency=24, timeout=timeout, max_retries=3) as judge,

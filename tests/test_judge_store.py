@@ -359,11 +359,6 @@ def test_a_rerun_in_which_only_calls_that_fail_for_good_are_left_ends_as_the_fir
     assert found[0] == found[1]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=sqlite3.OperationalError,
-    reason="a reply that cannot be kept is lost, and the error takes the run with it",
-)
 def test_a_store_that_cannot_be_written_any_more_costs_no_verdict(
     store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import sqlite3
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -97,7 +98,7 @@ class Judge:
         self._stopped: JudgeError | None = None
         self._client: Client | None = None
         self._pace: Pace | None = None
-        self._checked = self._closed = self._warned = False
+        self._checked = self._closed = self._warned = self._unkept = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
@@ -268,6 +269,9 @@ class Judge:
             trying = await pace.turn(tokens)
             if self._stopped:
                 raise self._stopped
+            if pace.down and not trying:  # let go because the budget is spent, not to be sent
+                ledger.reserved -= 1
+                return Outcome(attempts, failure="not asked: the budget is spent", asked=False)
             ledger.sent(again=attempts > 0)
             attempts, wait = attempts + 1, 0.0
             try:
@@ -315,11 +319,17 @@ class Judge:
             await asyncio.sleep(wait)
 
     def _keep(self, item: _Item, reply: Reply, *, usable: bool, attempts: int) -> None:
-        if self._store is not None:
+        if self._store is None:
+            return
+        try:
             self._store.keep(
                 item.key, reply.text, usable=usable, attempts=attempts, usage=reply.usage,
                 model=self.config.model, endpoint=self.config.endpoint,
             )  # fmt: skip
+        except sqlite3.Error as error:  # a full disk, say: the verdict is there all the same
+            if not self._unkept:
+                logger.error("Replies are not kept any more in %s: %s", self._store.path, error)
+            self._unkept = True
 
     def _warn_of_cut_prompt(self, reply: Reply) -> None:
         """Some servers (Ollama) cut a long prompt without a word; their count of tokens tells."""

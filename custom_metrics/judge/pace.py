@@ -51,7 +51,7 @@ class Pace:
         self._max_outage = max_outage
         self._failures = 0
         self._first_failure = self._last_line = 0.0
-        self._down = self._probing = False
+        self._down = self._probing = self._released = False
         self._probe_wait = _FIRST_PROBE_S
         self._changed = asyncio.Event()
 
@@ -65,7 +65,7 @@ class Pace:
 
         True if it is the one that tries an endpoint that is down; :meth:`tried` has to follow.
         """
-        while self._down:
+        while self._down and not self._released:
             if not self._probing:
                 self._probing = True
                 try:
@@ -91,7 +91,7 @@ class Pace:
 
     def release(self) -> None:
         """Nobody has to wait any more: the run stops."""
-        self._down = False
+        self._released = True
         self.tried()
 
     def answered(self) -> None:
