@@ -185,7 +185,10 @@ class JudgeConfig(BaseModel):
             if environ.get(name, "").strip():
                 return environ[name].strip()
         if self.api_key_env:
-            raise ConfigError(f"api_key_env names {self.api_key_env}, which is not set")
+            raise ConfigError(
+                f"no API key for the judge at {self.endpoint}: api_key_env names "
+                f"{self.api_key_env}, which is not set"
+            )
         if self.is_openai or self.azure_endpoint:
             raise ConfigError(
                 f"the judge at {self.endpoint} needs an API key: set {' or '.join(names)}, or "
