@@ -44,7 +44,9 @@ def read(path: Path) -> dict[str, str]:
         return answers
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except ValueError as error:
         raise DataError(f"{path}: not JSON in UTF-8 ({error})") from None
 
 

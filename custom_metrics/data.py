@@ -210,7 +210,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
     elif path.suffix == ".json":
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path.name}: not JSON in UTF-8 ({error})") from None
         if not isinstance(loaded, list) or not all(isinstance(row, dict) for row in loaded):
             raise DataError(f"{path.name}: a list of objects is needed")
@@ -234,7 +234,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
                     continue
                 try:
                     row = json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:
                     raise DataError(f"{path.name}, line {number}: not JSON ({error})") from None
                 if not isinstance(row, Mapping):
                     raise DataError(f"{path.name}, line {number}: an object is needed")

@@ -116,7 +116,7 @@ def _normalised(row: Mapping[str, Any], split: str) -> dict[str, Any] | None:
         if isinstance(rubrics, str):
             try:
                 rubrics = json.loads(rubrics)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"field 'rubrics': not JSON ({error})") from None
         sections = _sections(rubrics)
         marks = sum(section["points"] for section in sections)
@@ -201,14 +201,18 @@ def points_of(value: Any) -> float | None:
     numbers and other text are not points.
     """
     if isinstance(value, str):
-        match = _POINTS.match(unicodedata.normalize("NFKC", value))
+        match = _POINTS.match(unicodedata.normalize("NFKC", value).strip())
         value = float(match[1]) if match else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    try:
+        points = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return points if math.isfinite(points) and points >= 0 else None
 
 
-_POINTS = re.compile(r"\s*\+?(\d+(?:\.\d+)?)\s*分?\s*(?:/\s*\d+(?:\.\d+)?\s*分?\s*)?\Z")
+_POINTS = re.compile(r"\+?(\d+(?:\.\d+)?)\s*(?:分\s*)?(?:/\s*\d+(?:\.\d+)?\s*分?)?\Z")
 
 
 def _text(row: Mapping[str, Any], field: str) -> str:

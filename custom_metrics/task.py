@@ -283,6 +283,10 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         except KeyboardInterrupt:
             print(_with_kept_answers(JudgeError("interrupted."), self._companions), file=sys.stderr)
             raise
+        except Exception:  # a fault of ours: the answers were paid for all the same
+            failed = JudgeError("the judging failed.")
+            print(_with_kept_answers(failed, self._companions), file=sys.stderr)
+            raise
         self._judged = True
         if all(task._judged for task in self._companions):
             assert self._judge is not None

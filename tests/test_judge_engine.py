@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -254,6 +255,18 @@ def test_replies_that_stay_unreadable_are_paid_for_three_times_at_most(
     assert "unread" in str(outcome.failure)
     assert reason in str(outcome.failure)
     assert outcome.attempts == len(server.received) == 3
+
+
+def test_a_reply_that_breaks_its_reader_costs_one_call_and_no_run(start: Start) -> None:
+    def breaking(text: str) -> Met:
+        raise OverflowError(f"in a reply of {len(text)} characters")
+
+    _, judge = start(Reply(verdict(True)), max_retries=6)
+    broken, well = judge.submit([replace(call("Broken?"), read=breaking), call("Well?")])
+    outcome = broken.result(PATIENCE)
+    assert outcome.failed
+    assert "OverflowError" in str(outcome.failure)
+    assert not well.result(PATIENCE).failed
 
 
 def wait_between_attempts(fault: Callable[[], Reply], start: Start) -> float:

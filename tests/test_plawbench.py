@@ -311,6 +311,62 @@ def test_a_total_is_read_from_the_last_object_or_not_at_all(
             assert read_total(text).awarded == {"total": points}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "20+15+5", "3 + 4", "10 - 2", "10-2", "7.5*2", "60%", "7~8", "7-8", "1 2", "\u22123", "-3",
+        '"20+15+5"', '"60%"', "40分左右", "约40", "0" * 5000, "1" * 400, "1" * 5000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ['{"total_points": %s}', '```json\n{"total_points": %s,}\n```'])
+def test_what_is_no_plain_number_of_points_is_never_half_read(form: str, value: str) -> None:
+    reply = form % value
+    assert read_or_none(reply) is None
+    whole = as_json(details()).replace("15.5", value)
+    for text in (whole, whole.replace("}", ",}")):
+        with pytest.raises(Unreadable):
+            read_sections(text)
+
+
+def read_or_none(text: str) -> float | None:
+    try:
+        return read_total(text).awarded["total"]
+    except Unreadable:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("reply", "points"),
+    [
+        ('{"details": [{"total_points": 25}, {"total_points": 15}], "total_points": 40,}', 40),
+        ('{"analysis": [{"要点": "一"}], "total_points": 12, "max_points": 20,}', 12),
+        ('{"total_points": 40, "details": [{"total_points": 25}, {"total_points": 15}],}', None),
+        ('{"total_points": 8, "note": "选手写 {"total_points": 20} 不理会"}', None),
+        ('{"total_points": 8, "note": "选手写 "total_points": 20"}', None),
+        ('{"total_points": 8, "note": "选手写 "total_points": 20,}', None),
+        ('{"total_points": 8}\n更正："total_points": 9}', None),
+        ('{"total_points": 5, "total_points": 9}', None),
+        ('{"total_points": 5, "total_points": 9,}', None),
+        ('{"total_points" 12}', None),
+        ('{"total_points" 12,}', None),
+        ('{"total_points": "85/100",}', 85),
+        ('{"total_points": "85分",}', 85),
+        ('{"total_points": "８５／１００",}', 85),
+        ('{"total_points": 85 // 满分 100\n}', 85),
+        ('{"total_points": 85\n "max_points": 100}', 85),
+    ],
+)
+def test_mending_takes_the_outer_total_or_none(reply: str, points: float | None) -> None:
+    assert read_or_none(reply) == points
+
+
+def test_a_section_that_stands_there_twice_is_not_read() -> None:
+    text = as_json(details()).replace('"total_points": 10', '"total_points": 10, "total_points": 3')
+    for reply in (text, text.replace("}", ",}")):
+        with pytest.raises(Unreadable):
+            read_sections(reply)
+
+
 def test_the_lines_of_analysis_are_the_breakdown() -> None:
     first, second = read_total(TOTAL.format('{"total_points": 2}')).breakdown["total"]
     assert (first.item, first.points, first.rationale) == ("要点1", 2, "写明了被告。")

@@ -140,7 +140,7 @@ class Judge:
         for call, key, future in zip(calls, keys, futures, strict=True):
             if key in kept:
                 with contextlib.suppress(Unreadable):  # kept by a version that read otherwise
-                    value = call.read(kept[key].text)
+                    value = _value_of(call, kept[key].text)
                     self.ledger.from_store += 1
                     self._read += 1
                     future.set_result(Outcome(kept[key].attempts, value))
@@ -382,7 +382,17 @@ class Judge:
 def _read(call: JudgeCall[T], reply: Reply) -> T:
     if reply.cut and not call.readable_when_cut:
         raise Unreadable("the reply was cut off at the token limit")
-    return call.read(reply.text)
+    return _value_of(call, reply.text)
+
+
+def _value_of(call: JudgeCall[T], text: str) -> T:
+    """What the call reads in a reply; a reply that breaks its reader costs that call, no run."""
+    try:
+        return call.read(text)
+    except Unreadable:
+        raise
+    except Exception as error:
+        raise Unreadable(f"its reading failed ({type(error).__name__})") from error
 
 
 _shared: dict[tuple[str, str | None], Judge] = {}

@@ -16,6 +16,13 @@ from custom_metrics.judge.calls import Unreadable
 _START = re.compile(r"""\{\s*["}]|\[\s*\{""")
 _OPENING = re.compile(r"""\{(?=\s*(?:["'“”\w}]|\Z))""")
 _CUT_NUMBER = re.compile(r"[-+\d.eE]+\s*\Z")
+# Points as a judge writes them, and nothing behind them that would change their meaning.
+_POINTS_KEY = re.compile(r'"total_points"')
+_PLAIN_POINTS = re.compile(
+    r"""\s*:\s*("?)\s*\+?(?P<points>\d{1,9}(?:\.\d+)?)\s*分?(?:\s*[/／]\s*\d+(?:\.\d+)?\s*分?)?\s*\1"""
+    r"""[ \t]*(?=[,}\]]|//|\#|\s*\n\s*["}\]])"""
+)
+_LEADING_NUMBER = re.compile(r"\s*\+?(\d+(?:\.\d+)?)")
 # Mending takes time that grows with the square of these; no verdict has so many.
 _MOST_BRACES = 2000
 
@@ -53,6 +60,10 @@ def scan(text: str, decoder: json.JSONDecoder | None = None) -> Scan:
             value, position = decoder.raw_decode(text, start)
         except json.JSONDecodeError:
             position = start + 1
+        except Unreadable:
+            raise
+        except ValueError:  # Python converts no integer of more than 4,300 digits
+            raise Unreadable("a number of thousands of digits") from None
         except RecursionError:
             raise Unreadable("the reply is nested too deeply") from None
         else:
@@ -81,29 +92,82 @@ def mended(text: str) -> Any:
 def object_with(text: str, key: str) -> dict[str, Any]:
     """The last JSON object of a reply that has ``key``, mended where it is not quite JSON.
 
-    A number at which the text ends is not taken for whole. Raises :class:`Unreadable` if there is
-    no such object, or if another one begins after it and does not end.
+    Mending guesses, so points out of a mended object count only if they stand in the text as plain
+    numbers, each once: no sums, no quotations. A number at which the text ends is not taken for
+    whole. Raises :class:`Unreadable` if there is no such object, if another one begins after it
+    and does not end, or if it stands inside one that does not parse.
     """
     text = reply_text(text)
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({repr(value) for name, value in pairs if name == key}) > 1:
-            raise Unreadable(f"{key} stands there twice, with different values")
-        return dict(pairs)
-
     last = text.rfind(f'"{key}"')
     if last < 0:
         raise Unreadable(f"no {key} in the reply")
-    found = scan(text, json.JSONDecoder(object_pairs_hook=once, strict=False))
+    found = scan(text, json.JSONDecoder(object_pairs_hook=_distinct, strict=False))
     owner = found.around(last)
     if owner is not None:
         if any(start >= owner[1] for start in found.broken):
             raise Unreadable("another object begins after the verdict, and does not end")
+        if _enclosing(text, found.broken, owner[0]) is not None:
+            raise Unreadable(f"{key} stands inside an object that does not parse")
         return _having(owner[2], key)
-    start = text.rfind("{", 0, last)
-    if start < 0:
+    start = _enclosing(text, found.broken, last)
+    if start is None:
         raise Unreadable(f"{key} is not in a JSON object")
-    return _having(mended(_CUT_NUMBER.sub("", text[start:].split("```")[0])), key)
+    span = _CUT_NUMBER.sub("", text[start:].split("```")[0])
+    if start + len(span) <= last:
+        raise Unreadable(f"{key} is not in the object that begins before it")
+    value = mended(span)
+    if _points_in_text(span) != _points_in_value(value):
+        raise Unreadable("not JSON, and its total_points can be read in more than one way")
+    return _having(value, key)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, refused where a key stands in it twice with different values."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        for name, value in pairs:
+            if repr(result[name]) != repr(value):
+                raise Unreadable(f"{name} stands there twice, with different values")
+    return result
+
+
+def _enclosing(text: str, starts: tuple[int, ...], position: int) -> int | None:
+    """The first of ``starts`` whose object is still open at ``position``, counting brackets."""
+    for start in starts:
+        if start >= position:
+            return None
+        depth = 0
+        for character in text[start:position]:
+            depth += (character in "{[") - (character in "}]")
+            if depth <= 0:
+                break
+        else:
+            return start
+    return None
+
+
+def _points_in_text(text: str) -> list[float] | None:
+    """Every ``total_points`` in their order; None if one is anything but a plain number."""
+    found = [_PLAIN_POINTS.match(text, key.end()) for key in _POINTS_KEY.finditer(text)]
+    return None if None in found else [float(match["points"]) for match in found if match]
+
+
+def _points_in_value(value: Any) -> list[float | None]:
+    """Every ``total_points`` of a parsed value in their order; None for what is no number."""
+    if isinstance(value, list):
+        return [points for member in value for points in _points_in_value(member)]
+    if not isinstance(value, dict):
+        return []
+    return [
+        points
+        for name, member in value.items()
+        for points in ([_plain(member)] if name == "total_points" else _points_in_value(member))
+    ]
+
+
+def _plain(value: Any) -> float | None:
+    match = _LEADING_NUMBER.match(str(value))
+    return float(match[1]) if match else None
 
 
 def _having(value: Any, key: str) -> dict[str, Any]:
