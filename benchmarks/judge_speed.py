@@ -33,7 +33,7 @@ PROMPT_CHARACTERS = 16_000
 def stub(delay: float) -> Iterator[str]:
     """The address of a stub judge that gives the same verdict to every call."""
     server = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "stub_server.py"), "--port", "0",
+        [sys.executable, str(Path(__file__).with_name("stub_judge.py")),
          "--delay", str(delay)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -123,7 +123,37 @@ def openai_client(url: str, calls: int, concurrency: int, *, aiohttp: bool) -> d
     }
 
 
+def bare_aiohttp(url: str, calls: int, concurrency: int) -> dict[str, Any]:
+    """What this machine can do at most: aiohttp and nothing around it."""
+    import aiohttp
+
+    async def all_calls() -> float:
+        queue = iter(prompts_of(calls))
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+
+            async def worker() -> None:
+                for _, prompt in queue:
+                    body = {"model": "judge", "messages": [{"role": "user", "content": prompt}]}
+                    content = json.dumps(body).encode()
+                    async with session.post(f"{url}/chat/completions", data=content) as response:
+                        json.loads(await response.read())
+
+            begin = time.monotonic()
+            await asyncio.gather(*(worker() for _ in range(concurrency)))
+            return time.monotonic() - begin
+
+    cpu = time.process_time()
+    seconds = asyncio.run(all_calls())
+    return {
+        "seconds": seconds,
+        "whole": seconds,
+        "cpu_ms": (time.process_time() - cpu) / calls * 1000,
+    }
+
+
 CLIENTS = {
+    "bare aiohttp": bare_aiohttp,
     "this engine": engine,
     "openai client, aiohttp": lambda *a: openai_client(*a, aiohttp=True),
     "openai client, default transport": lambda *a: openai_client(*a, aiohttp=False),

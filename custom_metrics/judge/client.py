@@ -1,7 +1,7 @@
 """One request to an OpenAI-compatible endpoint, and what its failure means.
 
-The ``openai`` client does transport, authentication and Azure; requests go through its ``post``
-with a plain body, since half of a call's time is else spent on typed parameters and results.
+The ``openai`` client knows addresses, authentication and Azure, and is asked what can be found
+out before a run; the calls themselves, thousands of them, travel by :mod:`.transport`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import openai
 
 from custom_metrics import fetch
 from custom_metrics.errors import JudgeError
 from custom_metrics.judge.calls import JudgeCall, Reply, Usage
 from custom_metrics.judge.config import MASKED, OPENAI_URL, JudgeConfig
+from custom_metrics.judge.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,6 @@ class OpenAIClient:
         common: dict[str, Any] = {
             "timeout": config.timeout,
             "max_retries": 0,  # the engine asks again: it counts, and it knows about outages
-            "http_client": openai.DefaultAioHttpClient(timeout=config.timeout),
         }
         key = config.api_key() or "none"
         if config.azure_endpoint:
@@ -87,10 +87,12 @@ class OpenAIClient:
         if not config.is_openai:
             # An organisation's or project's name is for OpenAI alone.
             self._client.organization = self._client.project = None
+        self._transport = Transport(self._client, timeout=config.timeout)
         self._key = key
         self._answered = False
 
     async def close(self) -> None:
+        await self._transport.close()
         await self._client.close()
 
     async def check(self) -> None:
@@ -135,43 +137,36 @@ class OpenAIClient:
         self._leave_out(body)
         content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         try:
-            # Bytes, since the client's own serialisation costs more than the rest of the call. Its
-            # time limit is between two reads; this one is for the whole call.
-            result = await asyncio.wait_for(
-                self._client.post(
-                    path,
-                    content=content,
-                    cast_to=object,
-                    options={"headers": {"Content-Type": "application/json"}},
-                ),
-                self.config.timeout,
-            )
-        except openai.APIStatusError as error:
-            if error.status_code in (400, 422):
-                self._drop_unsupported(error, body)
-            details = error.body if isinstance(error.body, Mapping) else {}
-            raise self._failure(
-                error.status_code, details, str(error), error.response.headers
-            ) from None
-        except (openai.APIConnectionError, asyncio.TimeoutError) as error:
+            response = await self._transport.post(path, content)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise PassingFailure(_cause(error)) from None
-        except (openai.OpenAIError, ValueError, OSError) as error:
-            raise PassingFailure(f"not an API response ({type(error).__name__})") from None
+        try:
+            result = json.loads(response.content)
+        except (ValueError, RecursionError):
+            result = None
+        if not 200 <= response.status < 300:
+            text = response.content.decode("utf-8", "replace")
+            details = _error_of(result)
+            if response.status in (400, 422):
+                self._drop_unsupported(details, text, body)
+            message = str(details.get("message") or text)
+            raise self._failure(response.status, details, message, response.headers)
+        if result is None:
+            raise PassingFailure("not an API response (no JSON)")
         self._answered = True
         if not isinstance(result, Mapping):
             raise PassingFailure("the response is not a JSON object", reached=True)
-        error_body = result.get("error")
-        if error_body:
-            details = error_body if isinstance(error_body, Mapping) else {}
+        if result.get("error"):
+            details = _error_of(result)
             code = str(details.get("code"))
             status = int(code) if code.isdigit() else 500
-            message = str(details.get("message") or error_body)
-            raise self._failure(status, details, message, {})
+            message = str(details.get("message") or result["error"])
+            raise self._failure(status, details, message, response.headers)
         try:
-            reply = _responses_reply(result) if "output" in result else _chat_reply(result)
+            read = _responses_reply if "output" in result else _chat_reply
+            return read(result, len(content))
         except (KeyError, TypeError, IndexError, AttributeError):
             raise PassingFailure("the response has no message", reached=True) from None
-        return replace(reply, request_bytes=len(content))
 
     def _leave_out(self, body: dict[str, Any]) -> None:
         for name in self.dropped & body.keys():
@@ -192,17 +187,17 @@ class OpenAIClient:
         except (openai.OpenAIError, asyncio.TimeoutError, ValueError):
             return  # whatever it is, it is not that
 
-    def _drop_unsupported(self, error: openai.APIStatusError, body: Mapping[str, Any]) -> None:
+    def _drop_unsupported(
+        self, details: Mapping[str, Any], text: str, body: Mapping[str, Any]
+    ) -> None:
         """Leave out from now on a parameter that the server says it does not support.
 
         Raises :class:`ParameterDropped` if the refused request had one to leave out.
         """
-        text = str(error)
-        unsupported = error.code in ("unsupported_parameter", "unsupported_value")
+        unsupported = details.get("code") in ("unsupported_parameter", "unsupported_value")
         if not unsupported and not _UNSUPPORTED.search(text):
             return
-        details = error.body if isinstance(error.body, Mapping) else {}
-        param = str(error.param or details.get("param") or "").split(".")[0]
+        param = str(details.get("param") or "").split(".")[0]
         optional = [name for name in body if name not in ("model", "messages", "input")]
         named = next((n for n in optional if n == param), None) or next(
             (n for n in optional if re.search(rf"\b{re.escape(n)}\b", text)), None
@@ -251,6 +246,12 @@ class OpenAIClient:
         )
 
 
+def _error_of(result: Any) -> Mapping[str, Any]:
+    """The error object of a response: under ``error``, or the whole body (older vLLM)."""
+    error = result.get("error", result) if isinstance(result, Mapping) else None
+    return error if isinstance(error, Mapping) else {}
+
+
 def request_of(
     config: JudgeConfig, messages: list[dict[str, str]], max_tokens: int | None
 ) -> tuple[str, dict[str, Any]]:
@@ -286,7 +287,7 @@ def request_key(
     return fetch.sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True))
 
 
-def _chat_reply(result: Mapping[str, Any]) -> Reply:
+def _chat_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
     choice = result["choices"][0]
     if choice.get("finish_reason") == "content_filter":
         raise FinalFailure("the endpoint's content filter stopped the reply")
@@ -304,10 +305,11 @@ def _chat_reply(result: Mapping[str, Any]) -> Reply:
             int(details.get("cached_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
         ),
+        request_bytes=request_bytes,
     )
 
 
-def _responses_reply(result: Mapping[str, Any]) -> Reply:
+def _responses_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
     parts = [
         str(part.get("text") or "")
         for item in result["output"]
@@ -325,6 +327,7 @@ def _responses_reply(result: Mapping[str, Any]) -> Reply:
             int(details.get("cached_tokens") or 0),
             int(usage.get("output_tokens") or 0),
         ),
+        request_bytes=request_bytes,
     )
 
 
@@ -352,6 +355,7 @@ def warn_of_ignored_environment(config: JudgeConfig) -> None:
 
 def _cause(error: BaseException) -> str:
     if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
-        # The transport reports a reset connection as a time-out too.
-        return "timed out or cut off"
+        return "timed out"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "cut off"
     return f"no connection: {error.__cause__ or error}"

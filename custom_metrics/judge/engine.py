@@ -33,7 +33,7 @@ from custom_metrics.judge.ledger import Ledger
 from custom_metrics.judge.lexical import LexicalClient
 from custom_metrics.judge.order import PrefixOrder
 from custom_metrics.judge.pace import Pace, wait_before_retry
-from custom_metrics.judge.store import Store, store_path
+from custom_metrics.judge.store import Keeper, PaidReply, Store, store_path
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -91,6 +91,7 @@ class Judge:
         self.ledger = self._new_ledger()
         path = store_path() if config.backend == "openai" else None
         self._store = Store(path) if path else None
+        self._keeper = Keeper(self._store) if self._store else None
         self._order = PrefixOrder[_Item](lambda item: item.call.conversation)
         self._by_key: dict[str, _Item] = {}
         self._workers: set[asyncio.Task[None]] = set()
@@ -285,7 +286,7 @@ class Judge:
                 self._warn_of_cut_prompt(reply)
                 if reply.cut and limit and room == limit:
                     room, cut = 2 * limit, reply  # once more with twice the room
-                    self._keep(item, reply, usable=False, attempts=attempts)
+                    await self._keep(item, reply, usable=False, attempts=attempts)
                     continue
                 value = _read(call, reply)
             except ParameterDropped:
@@ -298,7 +299,7 @@ class Judge:
                         return Outcome(attempts, _read(call, cut))
                 return Outcome(attempts, failure=str(error), refused=True)
             except Unreadable as error:
-                self._keep(item, reply, usable=False, attempts=attempts)
+                await self._keep(item, reply, usable=False, attempts=attempts)
                 reason = f"unread: {error}"
                 unreadable, tries = unreadable + 1, tries + 1
             except PassingFailure as error:
@@ -312,20 +313,22 @@ class Judge:
                 tries += 1
                 wait = wait_before_retry(tries, error.retry_after)
             else:
-                self._keep(item, reply, usable=True, attempts=attempts)
+                await self._keep(item, reply, usable=True, attempts=attempts)
                 return Outcome(attempts, value)
             if tries > self.config.max_retries or unreadable >= MAX_UNREADABLE:
                 return Outcome(attempts, failure=reason)
             await asyncio.sleep(wait)
 
-    def _keep(self, item: _Item, reply: Reply, *, usable: bool, attempts: int) -> None:
-        if self._store is None:
+    async def _keep(self, item: _Item, reply: Reply, *, usable: bool, attempts: int) -> None:
+        if self._keeper is None or self._store is None:
             return
+        config = self.config
+        paid = PaidReply(
+            item.key, reply.text, usable=usable, attempts=attempts, usage=reply.usage,
+            model=config.model, endpoint=config.endpoint,
+        )  # fmt: skip
         try:
-            self._store.keep(
-                item.key, reply.text, usable=usable, attempts=attempts, usage=reply.usage,
-                model=self.config.model, endpoint=self.config.endpoint,
-            )  # fmt: skip
+            await self._keeper.keep(paid)
         except sqlite3.Error as error:  # a full disk, say: the verdict is there all the same
             if not self._unkept:
                 logger.error("Replies are not kept any more in %s: %s", self._store.path, error)
@@ -375,6 +378,8 @@ class Judge:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+        if self._keeper is not None:
+            self._keeper.flush()
         if self._client is not None:
             await self._client.close()
 

@@ -6,6 +6,7 @@ read are served; the others are kept for the record. Several processes may share
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -23,6 +24,7 @@ from custom_metrics.sqlite_file import SqliteFile
 logger = logging.getLogger("lm_eval.rubrics")
 
 _SCHEMA_VERSION = 1
+_INSERT = f"INSERT INTO replies VALUES ({','.join('?' * 11)})"
 _USABLE = "WHERE usable AND key IN"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (
@@ -40,6 +42,19 @@ class Kept:
 
     text: str
     attempts: int
+
+
+@dataclass(frozen=True)
+class PaidReply:
+    """A reply to be kept. ``usable`` says that a verdict was read in it."""
+
+    key: str
+    text: str
+    usable: bool
+    attempts: int
+    model: str
+    endpoint: str
+    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -97,25 +112,18 @@ class Store:
                         connection.execute("DELETE FROM replies WHERE rowid = ?", (row,))
         return found
 
-    def keep(
-        self,
-        key: str,
-        text: str,
-        *,
-        usable: bool,
-        attempts: int,
-        model: str,
-        endpoint: str,
-        usage: Usage,
-    ) -> None:
-        """Keep one reply; it is on its way to the disk when this returns."""
-        text = writable(text)  # a lone surrogate cannot be stored
-        row = (
-            key, time.time(), model, endpoint, usable, attempts, text, _digest(key, text),
-            usage.prompt, usage.cached, usage.completion,
-        )  # fmt: skip
+    def keep(self, replies: Sequence[PaidReply]) -> None:
+        """Keep replies in one transaction; they are on their way to the disk when this returns."""
+        now = time.time()
+        rows = [_row(reply, now) for reply in replies]
         with self._file.use() as connection:
-            connection.execute(f"INSERT INTO replies VALUES ({','.join('?' * len(row))})", row)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(_INSERT, rows)
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
 
     def shares(self) -> list[Share]:
         """The contents by model and endpoint."""
@@ -140,5 +148,56 @@ class Store:
         self._file.close()
 
 
+def _row(reply: PaidReply, now: float) -> tuple[object, ...]:
+    text = writable(reply.text)  # a lone surrogate cannot be stored
+    usage = reply.usage
+    return (
+        reply.key, now, reply.model, reply.endpoint, reply.usable, reply.attempts, text,
+        _digest(reply.key, text), usage.prompt, usage.cached, usage.completion,
+    )  # fmt: skip
+
+
 def _digest(key: str, text: str) -> str:
     return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()[:16]
+
+
+class Keeper:
+    """Keeps replies that arrive together in one commit. To be used on one event loop.
+
+    The commit is made on the loop: in a thread it would wait for the interpreter lock at every
+    row, some milliseconds each.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: list[tuple[PaidReply, asyncio.Future[None]]] = []
+
+    async def keep(self, reply: PaidReply) -> None:
+        """Return once ``reply`` is kept; it will be, also if the caller is cancelled meanwhile.
+
+        Raises ``sqlite3.Error``.
+        """
+        loop = asyncio.get_running_loop()
+        kept = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self.flush)
+        self._waiting.append((reply, kept))
+        await kept
+
+    def flush(self) -> None:
+        """Keep what waits."""
+        batch, self._waiting = self._waiting, []
+        if not batch:
+            return
+        failure: Exception | None = None
+        try:
+            self._store.keep([reply for reply, _ in batch])
+        except Exception as error:  # whatever it is, nobody may be left waiting
+            failure = error
+        for _, kept in batch:
+            if kept.done():  # its caller was cancelled
+                continue
+            if failure is None:
+                kept.set_result(None)
+            else:
+                kept.set_exception(failure)
