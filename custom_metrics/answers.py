@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from custom_metrics import data, fetch
+from custom_metrics import data
 from custom_metrics.errors import DataError
 
 _ID_FIELDS = ("id", "task")
@@ -50,9 +52,17 @@ def read(path: Path) -> dict[str, str]:
         raise DataError(f"{path}: not JSON in UTF-8 ({error})") from None
 
 
-def write(path: Path, answers: Mapping[str, str]) -> None:
-    """Write ``answers`` so that :func:`read` takes them."""
-    fetch.keep(path, json.dumps(dict(answers), ensure_ascii=False, indent=1).encode("utf-8"))
+def write_tasks(folder: Path, answered: Mapping[str, Mapping[str, str]]) -> Path:
+    """Write answers by task into a new folder below ``folder``, a file a task; that new folder.
+
+    :func:`read` takes each file. Raises ``OSError``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=folder))
+    for task, kept in answered.items():
+        text = json.dumps(dict(kept), ensure_ascii=False, indent=1)
+        (new / f"{task}.json").write_text(text, encoding="utf-8")
+    return new
 
 
 def _of_sample(row: Mapping[str, Any]) -> Mapping[str, Any]:

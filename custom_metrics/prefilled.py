@@ -18,27 +18,42 @@ from custom_metrics.errors import DataError
 
 @register_model("prefilled")
 class Prefilled(LM):  # type: ignore[misc]
-    """Answers each document from a file (see :func:`custom_metrics.answers.read`)."""
+    """Answers each document from a file (see :func:`custom_metrics.answers.read`), or from
+    ``<task>.json`` in a folder."""
 
     tokenizer_name = "prefilled"
 
     def __init__(self, path: str | None = None, **_: Any) -> None:
         super().__init__()
         if not path:
-            raise DataError("--model prefilled needs --model_args path=FILE (JSON or JSONL)")
+            raise DataError(
+                "--model prefilled needs --model_args path=FILE (JSON or JSONL), or a folder with "
+                "<task>.json"
+            )
         self._path = Path(path)
-        self._answers = answers.read(self._path)
+        self._shared = None if self._path.is_dir() else answers.read(self._path)
 
     def generate_until(self, requests: Sequence[Instance], **_: Any) -> list[str]:
-        ids = [str(request.doc["id"]) for request in requests]
-        missing = [identifier for identifier in ids if identifier not in self._answers]
+        names = {request.task_name for request in requests}
+        by_task = {name: self._answers_to(name) for name in names}
+        missing = [
+            str(request.doc["id"])
+            for request in requests
+            if str(request.doc["id"]) not in by_task[request.task_name]
+        ]
         if missing:
             shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
             raise DataError(
-                f"{self._path}: no answer for {len(missing)} of {len(ids)} documents: {shown}. "
-                "Add them (null for a failed answer), or choose documents with --limit or --samples"
+                f"{self._path}: no answer for {len(missing)} of {len(requests)} documents: "
+                f"{shown}. Add them (null for a failed answer), or choose documents with --limit "
+                "or --samples"
             )
-        return [self._answers[identifier] for identifier in ids]
+        return [by_task[request.task_name][str(request.doc["id"])] for request in requests]
+
+    def _answers_to(self, task: str) -> dict[str, str]:
+        if self._shared is not None:
+            return self._shared
+        return answers.read(self._path / f"{task}.json")
 
     def apply_chat_template(
         self, chat_history: Sequence[dict[str, str]], add_generation_prompt: bool = True

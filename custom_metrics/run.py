@@ -97,6 +97,11 @@ def run(argv: Sequence[str]) -> None:
         action="store_true",
         help="Neither keep answers as they come nor use those of an interrupted run",
     )
+    parser.add_argument(
+        "--reuse_answers",
+        action="store_true",
+        help="Use kept answers of finished runs too: the model must not have changed since",
+    )
     args = harness._parser.parse_args(["run", *(argv or ["--help"])])
     written = EvaluatorConfig.load_yaml_config(args.config) if args.config else {}
     args.include_path = _include_path(args.include_path or written.get("include_path"))
@@ -104,6 +109,7 @@ def run(argv: Sequence[str]) -> None:
     overrides = vars(args).pop("judge") or {}
     overlap = not vars(args).pop("no_overlap")
     keep_answers = not vars(args).pop("no_answer_store")
+    reuse = vars(args).pop("reuse_answers")
     args.metadata = {**(written.get("metadata") or {}), **(args.metadata or {})}
     _chat_template(args, written)
     predict_only = getattr(args, "predict_only", False) or written.get("predict_only")
@@ -124,6 +130,7 @@ def run(argv: Sequence[str]) -> None:
         list(argv),
         store=keep_answers and model != "prefilled",
         overlap=overlap,
+        reuse=reuse,
     )
     with session, _task_manager(include_defaults=not _only_ours(tasks, args.include_path)):
         harness.execute(args)

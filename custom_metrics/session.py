@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ from custom_metrics.sqlite_file import SqliteFile
 
 logger = logging.getLogger("lm_eval.rubrics")
 
+_SCHEMA_VERSION = 2
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT NULL, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS answers (
+    key TEXT PRIMARY KEY, at REAL NOT NULL, run TEXT NOT NULL, turn INTEGER NOT NULL,
+    text TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, turn INTEGER NOT NULL, open INTEGER NOT NULL);
 """
 
@@ -35,52 +40,80 @@ Listener = Callable[[str, str], None]
 """Told a prompt and its answer."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One of the times that a command was run, however often it was interrupted meanwhile."""
+
+    run: str
+    number: int
+
+
 class AnswerStore:
-    """Answers by a key over everything that determines them. Safe for several processes."""
+    """Answers by a key over everything that determines them. Safe for several processes.
+
+    Each answer belongs to the turn that it was last used in, which is open until it has ended.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._file = SqliteFile(
             path or fetch.cache_folder() / "answers.sqlite",
             _SCHEMA,
-            1,
+            _SCHEMA_VERSION,
             "set RUBRIC_CACHE_DIR to another folder, or run with --no_answer_store",
         )
 
-    def find(self, keys: Sequence[str]) -> dict[str, str]:
+    def find(self, keys: Sequence[str], *, finished: bool) -> dict[str, str]:
+        """What is kept under ``keys`` by turns that are open, or also by ``finished`` ones."""
         found: dict[str, str] = {}
         for start in range(0, len(keys), 500):
             chunk = keys[start : start + 500]
-            marks = ",".join("?" * len(chunk))
+            query = (
+                "SELECT key, text FROM answers LEFT JOIN runs ON run = id WHERE key IN "
+                f"({','.join('?' * len(chunk))}) AND (? OR (open AND answers.turn = runs.turn))"
+            )
             with self._file.use() as connection:
-                query = f"SELECT key, text FROM answers WHERE key IN ({marks})"
-                found.update(connection.execute(query, chunk).fetchall())
+                found.update(connection.execute(query, [*chunk, finished]).fetchall())
         return found
 
-    def keep(self, key: str, text: str) -> None:
+    def keep(self, key: str, text: str, turn: Turn) -> None:
         # A lone surrogate cannot be stored; the task replaces it as well.
         text = text.encode("utf-8", "replace").decode("utf-8")
         with self._file.use() as connection:
-            row = (key, time.time(), text)
-            connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", row)
+            row = (key, time.time(), turn.run, turn.number, text)
+            connection.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
 
-    def begin(self, run: str) -> int:
+    def adopt(self, keys: Iterable[str], turn: Turn) -> None:
+        """``keys`` belong to ``turn`` from now on: they end with it."""
+        with self._file.use() as connection:
+            connection.executemany(
+                "UPDATE answers SET run = ?, turn = ? WHERE key = ?",
+                [(turn.run, turn.number, key) for key in keys],
+            )
+
+    def begin(self, run: str) -> Turn:
         """The turn of a run: that of an earlier one which did not end, else a new one."""
         with self._file.use() as connection:
             row = connection.execute("SELECT turn, open FROM runs WHERE id = ?", (run,)).fetchone()
             turn = 0 if row is None else row[0] + (not row[1])
             connection.execute("REPLACE INTO runs VALUES (?, ?, 1)", (run, turn))
-        return int(turn)
+        return Turn(run, int(turn))
 
-    def end(self, run: str) -> None:
+    def end(self, turn: Turn) -> None:
         with self._file.use() as connection:
-            connection.execute("UPDATE runs SET open = 0 WHERE id = ?", (run,))
+            connection.execute(
+                "UPDATE runs SET open = 0 WHERE id = ? AND turn = ?", (turn.run, turn.number)
+            )
 
     def close(self) -> None:
         self._file.close()
 
 
 class Session:
-    """One run. ``identity`` is what makes another run the same one: model, its arguments, tasks."""
+    """One run of ``command`` with ``model`` and its arguments.
+
+    Kept answers are served if their run was interrupted, or with ``reuse`` from any run: the model
+    behind the same name may have changed since one that ended.
+    """
 
     current: Session | None = None
 
@@ -92,15 +125,21 @@ class Session:
         *,
         store: bool,
         overlap: bool,
+        reuse: bool = False,
     ) -> None:
-        self._model = [model, json.dumps(dict(model_args), sort_keys=True, default=str)]
-        self._run = _digest([*self._model, *command])
+        arguments = json.dumps(dict(model_args), sort_keys=True, default=str)
+        self._model = [model, arguments, _files_of(model_args)]
         self._store = AnswerStore() if store else None
-        self._turn = self._store.begin(self._run) if self._store else 0
+        run = _digest([*self._model, *command])
+        self._turn = self._store.begin(run) if self._store else Turn(run, 0)
+        self._reuse = reuse
+        self._complete = True
         self._attached: set[int] = set()
         self._awaited: dict[str, deque[str]] = {}
         self._overlap = overlap
         self._listeners: list[Listener] = []
+        self.reused: Counter[str] = Counter()
+        """How many answers each task has from earlier runs."""
 
     def __enter__(self) -> Session:
         Session.current = self
@@ -109,9 +148,13 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         Session.current = None
         if self._store is not None:
-            if kind is None:
-                self._store.end(self._run)
+            if kind is None and self._complete:
+                self._store.end(self._turn)
             self._store.close()
+
+    def leave_open(self) -> None:
+        """Some verdicts are missing: the same command again is to use the same answers."""
+        self._complete = False
 
     def listen(self, listener: Listener) -> None:
         """Have ``listener`` told of each answer when it comes, if judging may begin early."""
@@ -140,15 +183,19 @@ class Session:
         **kwargs: Any,
     ) -> list[str]:
         keys = self._keys(requests)
-        kept = self._store.find(keys) if self._store else {}
+        kept = self._store.find(keys, finished=self._reuse) if self._store else {}
         missing = [(r, k) for r, k in zip(requests, keys, strict=True) if k not in kept]
-        if len(missing) < len(requests):
-            there = len(requests) - len(missing)
+        if self._store is not None and kept:
+            self._store.adopt(kept, self._turn)
+            self.reused.update(
+                r.task_name for r, k in zip(requests, keys, strict=True) if k in kept
+            )
             logger.warning(
-                "%d of %d answers are from an earlier run of this model with the same arguments; "
-                "if the model has changed since, use --no_answer_store",
-                there,
+                "%d of %d answers are from %s run of this model with the same arguments; if the "
+                "model has changed since, use --no_answer_store",
+                len(requests) - len(missing),
                 len(requests),
+                "an earlier" if self._reuse else "an interrupted",
             )
         self._awaited = {}
         for request, key in missing:
@@ -162,7 +209,7 @@ class Session:
             for key, answer in zip(keys, answers, strict=True):
                 if key not in kept and _worth_keeping(answer):
                     with contextlib.suppress(sqlite3.Error):  # the answers are there all the same
-                        self._store.keep(key, answer)
+                        self._store.keep(key, answer, self._turn)
         return answers
 
     def _keys(self, requests: Iterable[Instance]) -> list[str]:
@@ -171,7 +218,7 @@ class Session:
         for request in requests:
             prompt, kwargs = request.args[0], dict(request.args[1])
             sampled = bool(kwargs.get("do_sample")) or float(kwargs.get("temperature") or 0) > 0
-            turn = [self._run, self._turn] if sampled else []
+            turn = [self._turn.run, self._turn.number] if sampled else []
             parts = [*self._model, prompt_text(prompt), kwargs, turn]
             base = _digest(parts)
             keys.append(f"{base}-{seen[base]}")
@@ -183,7 +230,7 @@ class Session:
         if awaited and self._store is not None:
             key = awaited.popleft()
             if _worth_keeping(answer):
-                self._store.keep(key, answer)
+                self._store.keep(key, answer, self._turn)
         self._tell(prompt, answer)
 
     def _tell(self, prompt: str, answer: str) -> None:
@@ -216,6 +263,19 @@ def _worth_keeping(answer: Any) -> bool:
 def prompt_text(prompt: Any) -> str:
     """A request's prompt as a string: some model classes wrap a chat's JSON in a tuple."""
     return prompt if isinstance(prompt, str) else str(getattr(prompt, "prompt", prompt))
+
+
+def _files_of(model_args: Mapping[str, Any]) -> list[str]:
+    """Size and time of every file that an argument names, folders of weights included.
+
+    A checkpoint that was overwritten is another model.
+    """
+    paths = [Path(value) for value in model_args.values() if isinstance(value, str) and value]
+    with contextlib.suppress(OSError):
+        files = {f for path in paths for f in (path, *path.glob("*")) if f.is_file()}
+        stats = [(str(file), file.stat()) for file in sorted(files)]
+        return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return []
 
 
 def _digest(parts: Any) -> str:

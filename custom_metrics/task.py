@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -294,6 +293,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             counts = self._judge.ledger.record()
             for task in self._companions:
                 task._judging = counts
+            if Session.current is not None and (counts["failed"] or spent):
+                Session.current.leave_open()
             logger.info("Judge: %s", self._judge.settle())
             if spent:
                 logger.warning(
@@ -457,6 +458,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         metadata["dataset"] = self._source.record()
         if self._judging is not None:
             metadata["judging"] = self._judging  # of all tasks of the run together
+        if Session.current is not None and Session.current.reused[self.task_name]:
+            metadata["answers_of_earlier_runs"] = Session.current.reused[self.task_name]
         metadata["prompts_cut"] = {"count": len(self._cut_prompts), "ids": self._cut_prompts}
         metadata["answers_shortened"] = {
             "count": len(self._short_answers),
@@ -618,13 +621,19 @@ def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Out
 
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
     """``error``, saying where the answers are: the harness writes none when a run fails."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    kept = {i.doc["id"]: i.resps[0] for task in tasks for i in task._instances}
-    path = fetch.cache_folder() / "answers" / f"{tasks[0].task_name}-{stamp}.json"
-    answers.write(path, kept)
+    answered = {
+        task.task_name: {i.doc["id"]: i.resps[0] for i in task._instances} for task in tasks
+    }
+    try:
+        folder = answers.write_tasks(fetch.cache_folder() / "answers", answered)
+    except OSError as fault:  # a full disk must not hide what happened
+        return JudgeError(f"{error} The answers could not be kept ({fault})")
+    path = folder if len(answered) > 1 else folder / f"{tasks[0].task_name}.json"
+    count = sum(len(kept) for kept in answered.values())
     return JudgeError(
-        f"{str(error).rstrip('.')}. The {len(kept)} answers are kept in {path}; judge them with: "
-        f"lm-eval-rubrics run --model prefilled --model_args path={path} --tasks …"
+        f"{str(error).rstrip('.')}. The {count} answers are kept in {path}; judge them with: "
+        f"lm-eval-rubrics run --model prefilled --model_args path={path} "
+        f"--tasks {' '.join(sorted(answered))}"
     )
 
 

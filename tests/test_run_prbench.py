@@ -224,15 +224,18 @@ def test_calls_that_all_fail_do_not_end_well(server: StubServer, world: World) -
         evaluate("prbench_finance", **chat_model(server.url), judge=judge_at(server.url))
 
 
-def kept_file(text: str) -> Path:
-    """The file of answers that an error names."""
-    found = re.search(r"are kept in (\S+\.json);", text)
+def kept_path(text: str) -> Path:
+    """The file or folder of answers that an error names."""
+    found = re.search(r"are kept in (\S+);", text)
     assert found, text
     return Path(found[1])
 
 
 def kept_answers(text: str) -> dict[str, str]:
-    return dict(json.loads(kept_file(text).read_text(encoding="utf-8")))
+    """Answers by id; of several tasks together."""
+    path = kept_path(text)
+    files = [path] if path.is_file() else sorted(path.glob("*.json"))
+    return {i: a for file in files for i, a in json.loads(file.read_text("utf-8")).items()}
 
 
 def test_an_unknown_judge_model_ends_the_run_and_the_kept_answers_can_be_judged_later(
@@ -243,7 +246,7 @@ def test_an_unknown_judge_model_ends_the_run_and_the_kept_answers_can_be_judged_
         evaluate("prbench_finance", **chat_model(server.url), judge=judge_at(server.url))
     world.judge_reply = None
     server.reset()
-    kept = {"path": str(kept_file(str(caught.value)))}
+    kept = {"path": str(kept_path(str(caught.value)))}
     found = row_of(
         evaluate("prbench_finance", model="prefilled", model_args=kept, judge=judge_at(server.url))
     )
@@ -270,6 +273,30 @@ def test_the_answers_of_all_tasks_are_kept_when_the_judge_gives_up(
     with pytest.raises(JudgeError) as caught:
         evaluate("prbench", **chat_model(server.url), judge=judge_at(server.url))
     assert kept_answers(str(caught.value)).keys() == {case.id for case in FINANCE + LEGAL}
+
+
+def test_answers_are_kept_by_task_and_judged_later_from_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: StubServer, world: World
+) -> None:
+    # A hard subset has the ids of the full one.
+    both = write_data(tmp_path / "both", finance=FINANCE, finance_hard=FINANCE[:2])
+    monkeypatch.setenv("RUBRIC_DATA_DIR", str(both))
+    tasks = ["prbench_finance", "prbench_finance_hard"]
+    world.judge_reply = unauthorized()
+    folders = []
+    for _ in range(2):  # within a second
+        with pytest.raises(JudgeError) as caught:
+            evaluate(*tasks, **chat_model(server.url), judge=judge_at(server.url))
+        folders.append(kept_path(str(caught.value)))
+    assert folders[0] != folders[1]
+    sizes = {f.stem: len(json.loads(f.read_text("utf-8"))) for f in folders[0].glob("*.json")}
+    assert sizes == {"prbench_finance": len(FINANCE), "prbench_finance_hard": 2}
+    world.judge_reply = None
+    found = evaluate(
+        *tasks, model="prefilled", model_args={"path": str(folders[0])}, judge=judge_at(server.url)
+    )
+    score = found["results"]["prbench_finance_hard"]["clipped_score,none"]
+    assert score == pytest.approx(clipped_mean(FINANCE[:2]))
 
 
 def test_a_judge_that_gave_up_is_not_asked_about_later_documents(

@@ -16,10 +16,12 @@ import pytest
 from asking import CASES, forget_judges, wait_until
 from background import running
 from commands import judge_arguments, metrics, model_arguments, results, samples
+from lm_eval.api.instance import Instance
 from rows import World, case_of, clipped_mean, write_data
 from stub_server import Received, Reply, StubServer
 
 from custom_metrics.cli import main
+from custom_metrics.session import Session
 
 IDS = [case.id for case in CASES]
 SAMPLED = ["--gen_kwargs", "temperature=0.7"]
@@ -151,14 +153,68 @@ def test_only_what_is_missing_is_generated_after_an_error(
     assert score(tmp_path / "2") == pytest.approx(clipped_mean(CASES))
 
 
-def test_a_finished_run_is_repeated_without_a_request(
+def test_a_finished_run_is_repeated_without_a_request_where_that_is_asked_for(
     server: StubServer, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    for name in ("1", "2"):
-        assert main(arguments(server, tmp_path / name)) == 0
+    for name, more in (("1", []), ("2", ["--reuse_answers"])):
+        assert main(arguments(server, tmp_path / name, *more)) == 0
     assert Counter(endpoint.order) == {"model": len(IDS), "judge": 6 * len(IDS)}
     assert answers_of(tmp_path / "1") == answers_of(tmp_path / "2")
     assert results(tmp_path / "1")["results"] == results(tmp_path / "2")["results"]
+    config = results(tmp_path / "2")["configs"]["prbench_finance"]
+    assert config["metadata"]["answers_of_earlier_runs"] == len(IDS)
+
+
+def test_a_finished_runs_answers_are_not_taken_for_those_of_a_model_that_changed_since(
+    server: StubServer, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    endpoint.sampled = True  # the endpoint answers differently each time, under the same name
+    for name in ("1", "2"):
+        assert main(arguments(server, tmp_path / "out" / name)) == 0
+    assert Counter(endpoint.generated) == Counter(2 * IDS)
+    assert answers_of(tmp_path / "out" / "2") == {i: f"Answer 2 to {i}." for i in IDS}
+    config = results(tmp_path / "out" / "2")["configs"]["prbench_finance"]
+    assert "answers_of_earlier_runs" not in config["metadata"]
+
+
+def test_another_judge_uses_the_answers_of_an_interrupted_run_and_they_end_with_it(
+    server: StubServer, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    interrupted(server, endpoint, tmp_path / "1", {IDS[-1]})
+    first = Counter(endpoint.generated)
+    other_judge = ["--judge", "temperature=0"]
+    assert main(arguments(server, tmp_path / "2", *other_judge)) == 0
+    assert Counter(endpoint.generated) == Counter(IDS)
+    config = results(tmp_path / "2")["configs"]["prbench_finance"]
+    assert config["metadata"]["answers_of_earlier_runs"] == first.total()
+    assert main(arguments(server, tmp_path / "3")) == 0
+    assert Counter(endpoint.generated) == Counter(2 * IDS)
+
+
+def test_a_run_with_verdicts_missing_is_finished_with_the_same_answers(
+    server: StubServer, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    short = ["--judge", "max_calls=10"]
+    assert main(arguments(server, tmp_path / "1", *short)) == 0
+    assert main(arguments(server, tmp_path / "1", "--judge", "max_calls=1000")) == 0
+    assert Counter(endpoint.order) == {"model": len(IDS), "judge": 6 * len(IDS)}
+
+
+def test_a_checkpoint_that_was_overwritten_is_another_model(tmp_path: Path) -> None:
+    weights = tmp_path / "model" / "weights.bin"
+    weights.parent.mkdir()
+    request = Instance("generate_until", {}, ("A question?", {}), 0)
+
+    def key() -> str:
+        arguments = {"pretrained": str(weights.parent)}
+        session = Session("hf", arguments, ["run"], store=False, overlap=False)
+        return session._keys([request])[0]
+
+    weights.write_bytes(b"one")
+    first = key()
+    assert key() == first
+    weights.write_bytes(b"another")
+    assert key() != first
 
 
 def test_no_answer_store_keeps_nothing_and_uses_nothing(
@@ -187,7 +243,7 @@ def test_another_run_does_not_get_this_ones_answers(
         "model": ([], ["--model", "openai-chat-completions", "--model_args",
                        f"model=model,{url},num_concurrent=2,max_retries=1"]),
     }[change]  # fmt: skip
-    assert main(arguments(server, tmp_path / "2", *more, model=model)) == 0
+    assert main(arguments(server, tmp_path / "2", "--reuse_answers", *more, model=model)) == 0
     assert Counter(endpoint.generated) == Counter(2 * IDS)
 
 
@@ -219,7 +275,7 @@ def test_an_answer_that_did_not_come_is_asked_for_again(
     server.responder = null_once
     assert main(arguments(server, tmp_path / "1")) == 0
     first = False
-    assert main(arguments(server, tmp_path / "2")) == 0
+    assert main(arguments(server, tmp_path / "2", "--reuse_answers")) == 0
     assert Counter(endpoint.generated) == Counter([*IDS, IDS[0]])
 
 
