@@ -15,15 +15,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lm_eval_tasks
+from custom_metrics.arguments import parse, read_pairs
 from custom_metrics.errors import ConfigError, JudgeError, RubricError
+from custom_metrics.masking import masked_streams
 
 _QUALITIES = ("strong", "middling", "weak")
 _DEMOS = {"prbench_sample": "prbench", "plawbench_sample": "plawbench"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Entry point; the exit code. No secret is printed, not even in a traceback."""
+    with masked_streams():
+        return _outcome(list(sys.argv[1:] if argv is None else argv))
+
+
+def _outcome(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except JudgeError as error:
@@ -61,7 +67,7 @@ def _dispatch(arguments: list[str]) -> int:
     estimate.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     estimate.add_argument("--answer_tokens", type=int, default=800, metavar="N")
     estimate.add_argument("--reply_tokens", type=int, default=150, metavar="N")
-    parsed = parser.parse_args(arguments)
+    parsed = parse(parser, arguments)
     if parsed.command == "path":
         print(lm_eval_tasks.path())
     elif parsed.command == "demo":
@@ -141,12 +147,7 @@ def _estimate(parsed: argparse.Namespace) -> None:
     from custom_metrics.estimate import estimate, table
     from custom_metrics.judge import resolve_config
 
-    settings: dict[str, object] = {}
-    for pair in parsed.judge:
-        key, separator, value = pair.partition("=")
-        if not separator:
-            raise ConfigError(f"--judge: expected key=value, got {pair!r}")
-        settings[key] = value
+    settings = read_pairs("--judge", parsed.judge)
     if parsed.price:
         settings["prices"] = parsed.price
     config = resolve_config(None, settings)

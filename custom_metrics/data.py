@@ -14,6 +14,7 @@ from typing import Any
 from custom_metrics import fetch
 from custom_metrics.answer import writable
 from custom_metrics.errors import DataError, FetchError
+from custom_metrics.masking import hide, known_secrets
 
 Row = dict[str, Any]
 
@@ -112,12 +113,13 @@ def _from_hub(repository: str, split: str, revision: str | None) -> Source:
             )
         )
     except Exception as error:  # the Hub's client raises many kinds; each gets the same mend
+        said = hide(" ".join(str(error).split()), known_secrets())
         raise DataError(
             f"{repository}, split {split!r}, revision {revision or 'main'}: the Hub said "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}. Check the "
+            f"{type(error).__name__}: {said[:300]}. Check the "
             "name and the connection (HF_HUB_OFFLINE switches it off), or set RUBRIC_DATA_DIR to a "
             "folder that holds the data"
-        ) from error
+        ) from None
     files = _first_match(folder, _patterns(split))
     if not files:
         raise DataError(

@@ -14,6 +14,7 @@ from pathlib import Path
 import requests
 
 from custom_metrics.errors import FetchError
+from custom_metrics.masking import mask_addresses
 
 _TIMEOUT_S = 60
 
@@ -31,7 +32,7 @@ def github_file(repositories: Sequence[str], commit: str, path: str) -> bytes:
     """One file of a public repository at one commit; ``repositories`` are names of the same one.
 
     ``RUBRIC_GITHUB_RAW`` names a mirror of ``https://raw.githubusercontent.com``.
-    Raises :class:`FetchError` with the address and the reason.
+    Raises :class:`FetchError` with the address, its user and query masked, and the reason.
     """
     mirror = os.environ.get("RUBRIC_GITHUB_RAW") or "https://raw.githubusercontent.com"
     failures = []
@@ -41,7 +42,7 @@ def github_file(repositories: Sequence[str], commit: str, path: str) -> bytes:
             response = requests.get(url, timeout=_TIMEOUT_S)
             response.raise_for_status()
         except requests.RequestException as error:
-            failures.append(f"{url}: {_reason(error)}")
+            failures.append(f"{mask_addresses(url)}: {_reason(error)}")
         else:
             return response.content
     raise FetchError(f"could not fetch {'; '.join(failures)}")

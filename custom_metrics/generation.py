@@ -16,6 +16,7 @@ from typing import Any
 import requests
 
 from custom_metrics.errors import ConfigError
+from custom_metrics.masking import refuse_secrets, shown
 from custom_metrics.rubric import Message
 
 logger = logging.getLogger(__name__)
@@ -72,13 +73,14 @@ def generation_kwargs(configured: Mapping[str, Any], model: Any) -> dict[str, An
     One name for the token limit, whichever the user chose, and no empty list of stop sequences to
     servers that reject it: they get ``null``, the protocol's default.
     """
+    refuse_secrets("--gen_kwargs", configured)
     kwargs = dict(configured)
     for name in _LIMIT_NAMES:
         if (value := kwargs.pop(name, None)) is not None:
             kwargs["max_gen_toks"] = value
     limit = kwargs.get("max_gen_toks")
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"--gen_kwargs max_gen_toks: an integer of 1 or more, not {limit!r}")
+        raise ConfigError(f"--gen_kwargs max_gen_toks: an integer of 1 or more, not {shown(limit)}")
     if not kwargs.get("until") and sends_stop(model) and not getattr(model, "_eos_string", None):
         kwargs["stop"] = None
     return kwargs

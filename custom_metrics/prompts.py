@@ -22,6 +22,7 @@ import jinja2
 
 from custom_metrics import fetch
 from custom_metrics.errors import ConfigError, FetchError
+from custom_metrics.masking import shown
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -120,7 +121,7 @@ def load_task_prompt(specs: Specs, metadata: Mapping[str, Any] | None) -> Prompt
     name = str(chosen or "official")
     if name not in specs:
         raise ConfigError(
-            f"RUBRIC_TASK_PROMPT (or metadata 'task_prompt'): {name!r} is not one of "
+            f"RUBRIC_TASK_PROMPT (or metadata 'task_prompt'): {shown(name)} is not one of "
             f"{', '.join(specs)}"
         )
     return load(specs, name)

@@ -10,22 +10,29 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lm_eval.tasks
 from lm_eval._cli.harness import HarnessCLI
-from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval._cli.utils import MergeDictAction, split_top_level, try_parse_json
+from lm_eval.config.evaluate_config import DICT_KEYS, EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import setup_logging, simple_parse_args_string
 
 import lm_eval_tasks
-from custom_metrics import prefilled, prompts  # noqa: F401  (prefilled registers itself)
+from custom_metrics import (  # prefilled registers itself
+    arguments,
+    masking,
+    prefilled,  # noqa: F401
+    prompts,
+)
+from custom_metrics.arguments import read_json, read_pairs
+from custom_metrics.errors import ConfigError
 from custom_metrics.judge import JudgeConfig, resolve_config, shared_judge
-from custom_metrics.judge.config import MASKED, is_secret_name
+from custom_metrics.masking import mask_named
 from custom_metrics.session import Session
 
 logger = logging.getLogger("lm_eval.rubrics")
@@ -37,18 +44,43 @@ _OFF = ("false", "none", "no", "off", "0")
 class MaskedArgs(dict[str, Any]):
     """Model arguments whose secrets reach the model's constructor and nothing that is written.
 
-    ``cls(**args)`` reads the dict itself; ``repr`` (logs), ``items`` (JSON) and copies are masked.
+    ``cls(**args)`` reads the dict itself; ``repr`` (logs), ``items`` (JSON) and single values (the
+    output folder's name) are masked.
     """
 
     def items(self) -> Any:
-        return {k: MASKED if is_secret_name(k) else v for k, v in super().items()}.items()
+        return {k: mask_named(k, v) for k, v in super().items()}.items()
+
+    def values(self) -> Any:
+        return dict(self.items()).values()
+
+    def __getitem__(self, key: str) -> Any:
+        return mask_named(key, super().__getitem__(key))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return mask_named(key, super().get(key, default))
 
     def __repr__(self) -> str:
         return repr(dict(self.items()))
 
 
 class JudgeSettings(argparse.Action):
-    """``key=value`` pairs, separated by blanks or commas; values keep commas of their own."""
+    """``--judge``, as :func:`read_pairs` reads it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        settings = dict(getattr(namespace, self.dest) or {})
+        settings.update(read_pairs(option_string or "--judge", values))
+        setattr(namespace, self.dest, settings)
+
+
+class QuietDict(MergeDictAction):  # type: ignore[misc]
+    """The harness's JSON or ``key=value`` arguments, without repeating a value in an error."""
 
     def __call__(
         self,
@@ -57,16 +89,27 @@ class JudgeSettings(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        settings = dict(getattr(namespace, self.dest) or {})
-        for pair in [pair for value in values for pair in _PAIRS.split(value)]:
-            key, separator, value = pair.partition("=")
-            if not separator:
-                parser.error(f"argument {option_string}: expected key=value, got {pair!r}")
-            settings[key.strip()] = value
-        setattr(namespace, self.dest, settings)
-
-
-_PAIRS = re.compile(r",(?=\w+=)")
+        option = option_string or f"--{self.dest}"
+        try:
+            is_json = isinstance(try_parse_json(values[0]) if values else {}, dict)
+        except (ValueError, RecursionError):
+            read_json(option, values[0])  # raises its own error
+            raise
+        if not is_json:
+            pairs = [pair for value in values for pair in split_top_level(value)]
+            read_pairs(option, pairs)
+            names = [
+                *(getattr(namespace, self.dest, None) or {}),
+                *(p.split("=")[0] for p in pairs),
+            ]
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                logger.warning("%s: the last value counts for %s", option, ", ".join(repeated))
+        harness = logging.getLogger(MergeDictAction.__module__)
+        harness.disabled = True  # it shows both values of what is given twice
+        try:
+            super().__call__(parser, namespace, values, option_string)
+        finally:
+            harness.disabled = False
 
 
 def run(argv: Sequence[str]) -> None:
@@ -102,8 +145,13 @@ def run(argv: Sequence[str]) -> None:
         action="store_true",
         help="Use kept answers of finished runs too: the model must not have changed since",
     )
-    args = harness._parser.parse_args(["run", *(argv or ["--help"])])
-    written = EvaluatorConfig.load_yaml_config(args.config) if args.config else {}
+    for action in parser._actions:
+        if type(action) is MergeDictAction:
+            action.__class__ = QuietDict
+    args = arguments.parse(harness._parser, ["run", *(argv or ["--help"])])
+    written = _config_file(args.config) if args.config else {}
+    masking.learn([written, vars(args)])
+    masking.refuse_secrets("--gen_kwargs", args.gen_kwargs or written.get("gen_kwargs"))
     args.include_path = _include_path(args.include_path or written.get("include_path"))
     tasks = args.tasks or _names(written.get("tasks"))
     overrides = vars(args).pop("judge") or {}
@@ -118,8 +166,7 @@ def run(argv: Sequence[str]) -> None:
     if overrides:
         args.metadata["judge"] = {**(args.metadata.get("judge") or {}), **overrides}
     model_args = args.model_args if args.model_args is not None else written.get("model_args")
-    if isinstance(model_args, str):  # as a --config file may give them
-        model_args = simple_parse_args_string(model_args)
+    args.metadata = masking.mask(args.metadata)
     if isinstance(model_args, Mapping):
         args.model_args = MaskedArgs(model_args)
         args.metadata = {**dict(args.model_args.items()), **args.metadata}
@@ -134,6 +181,22 @@ def run(argv: Sequence[str]) -> None:
     )
     with session, _task_manager(include_defaults=not _only_ours(tasks, args.include_path)):
         harness.execute(args)
+
+
+def _config_file(path: str) -> dict[str, Any]:
+    """The harness's file of arguments; an error of it does not show the lines around the fault."""
+    try:
+        written = EvaluatorConfig.load_yaml_config(path)
+    except ValueError as error:
+        mark = getattr(error.__cause__, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(f"--config {path}: not valid YAML{where}") from None
+    return {
+        name: simple_parse_args_string(value)
+        if name in DICT_KEYS and isinstance(value, str)
+        else value
+        for name, value in written.items()
+    }
 
 
 def _names(tasks: Any) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 
 from custom_metrics import fetch
+from custom_metrics.masking import hide_in_answer
 from custom_metrics.sqlite_file import SqliteFile
 
 logger = logging.getLogger("lm_eval.rubrics")
@@ -77,7 +78,7 @@ class AnswerStore:
 
     def keep(self, key: str, text: str, turn: Turn) -> None:
         # A lone surrogate cannot be stored; the task replaces it as well.
-        text = text.encode("utf-8", "replace").decode("utf-8")
+        text = hide_in_answer(text.encode("utf-8", "replace").decode("utf-8"))
         with self._file.use() as connection:
             row = (key, time.time(), turn.run, turn.number, text)
             connection.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)

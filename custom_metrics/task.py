@@ -38,7 +38,7 @@ from custom_metrics.judge import (
     resolve_config,
     shared_judge,
 )
-from custom_metrics.judge.config import MASKED, is_secret_name
+from custom_metrics.masking import hide_in_answer, mask, mask_named
 from custom_metrics.rubric import Judgement, Message
 from custom_metrics.session import Session, prompt_text
 
@@ -211,10 +211,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         return transcript
 
     def _warn_of_secrets(self) -> None:
-        metadata = self.config.metadata or {}
-        for name in metadata:
-            # Not in this project's own run, which has masked them already.
-            if is_secret_name(name) and metadata[name] != MASKED:
+        for name, value in (self.config.metadata or {}).items():
+            if mask_named(name, value) != value:  # not in this project's own run, which masks them
                 logger.warning(
                     "The harness writes --model_args %s to its results; lm-eval-rubrics run "
                     "masks it",
@@ -447,13 +445,10 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
 
     def dump_config(self) -> dict[str, Any]:
         """The task's configuration for the results file, with what decided the numbers."""
-        config: dict[str, Any] = super().dump_config()
+        config: dict[str, Any] = mask(super().dump_config())
         if _is_lexical(self._judge_config):
             config["task_alias"] = f"{self.task_name} {_LEXICAL_LABEL}"
-        metadata = {
-            key: MASKED if is_secret_name(key) else value
-            for key, value in config.get("metadata", {}).items()
-        }
+        metadata = dict(config.get("metadata") or {})
         metadata["lm_eval_rubrics"] = version("lm-eval-rubrics")
         metadata["dataset"] = self._source.record()
         if self._judging is not None:
@@ -487,7 +482,7 @@ class RubricGroup(Group):  # type: ignore[misc]
     def __init__(self, config: Mapping[str, Any]) -> None:
         show_plainly(sys.argv[0])
         metadata = dict(config.get("metadata") or {})
-        super().__init__(name=config["task"], metadata=metadata)
+        super().__init__(name=config["task"], metadata=mask(metadata))
         self._pooled: list[str] | None = config.get("pooled")
         self._own: list[Mapping[str, Any]] = config.get("metric_list") or []
         # The members bring their own version; what the user gave on the command line they share.
@@ -642,4 +637,4 @@ def _is_lexical(config: JudgeConfig | None) -> bool:
 
 
 def _text(response: Any) -> str:
-    return writable(response) if isinstance(response, str) else ""
+    return hide_in_answer(writable(response)) if isinstance(response, str) else ""

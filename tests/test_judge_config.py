@@ -10,7 +10,8 @@ import pytest
 
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge import JudgeConfig, resolve_config
-from custom_metrics.judge.config import Prices, is_secret_name
+from custom_metrics.judge.config import Prices
+from custom_metrics.masking import is_secret_name
 
 SECRET = "sk-not-for-results"
 AZURE = {"azure_endpoint": "https://mine.openai.azure.com", "api_version": "2024-10-21"}
@@ -361,8 +362,8 @@ def test_a_variable_that_api_key_env_names_may_begin_like_ours() -> None:
 
 KEYS = {
     "RUBRIC_JUDGE_API_KEY": "ours",
-    "OPENAI_API_KEY": "of OpenAI",
-    "AZURE_OPENAI_API_KEY": "of Azure",
+    "OPENAI_API_KEY": "of-OpenAI",
+    "AZURE_OPENAI_API_KEY": "of-Azure",
     "MY_KEY": "mine",
 }
 
@@ -377,12 +378,12 @@ def without(*names: str) -> dict[str, str]:
         # The variable that api_key_env names comes first, then ours, then the vendor's.
         ({"api_key_env": "MY_KEY"}, KEYS, "mine"),
         ({}, KEYS, "ours"),
-        ({}, without("RUBRIC_JUDGE_API_KEY"), "of OpenAI"),
+        ({}, without("RUBRIC_JUDGE_API_KEY"), "of-OpenAI"),
         (AZURE, KEYS, "ours"),
-        (AZURE, without("RUBRIC_JUDGE_API_KEY"), "of Azure"),
+        (AZURE, without("RUBRIC_JUDGE_API_KEY"), "of-Azure"),
         ({"base_url": OWN_SERVER}, KEYS, "ours"),
         ({"base_url": OWN_SERVER, "api_key_env": "MY_KEY"}, KEYS, "mine"),
-        ({"base_url": OWN_SERVER, "api_key_env": "OPENAI_API_KEY"}, KEYS, "of OpenAI"),
+        ({"base_url": OWN_SERVER, "api_key_env": "OPENAI_API_KEY"}, KEYS, "of-OpenAI"),
         # A server of one's own needs none; a lexical judge gets none.
         ({"base_url": OWN_SERVER}, without("RUBRIC_JUDGE_API_KEY"), None),
         ({"base_url": OWN_SERVER}, {}, None),

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -23,8 +24,9 @@ import openai
 from custom_metrics import fetch
 from custom_metrics.errors import JudgeError
 from custom_metrics.judge.calls import JudgeCall, Reply, Usage
-from custom_metrics.judge.config import MASKED, OPENAI_URL, JudgeConfig
+from custom_metrics.judge.config import OPENAI_URL, JudgeConfig, header_value
 from custom_metrics.judge.transport import Transport
+from custom_metrics.masking import LEAST_LENGTH, MASKED, hide, known_secrets, learn
 
 logger = logging.getLogger(__name__)
 
@@ -69,26 +71,23 @@ class OpenAIClient:
             "timeout": config.timeout,
             "max_retries": 0,  # the engine asks again: it counts, and it knows about outages
         }
-        key = config.api_key() or "none"
-        if config.azure_endpoint:
-            self._client: openai.AsyncOpenAI = openai.AsyncAzureOpenAI(
-                azure_endpoint=config.azure_endpoint,
-                api_version=config.api_version,
-                azure_deployment=None if config.uses_responses else config.model,
-                api_key=key,
-                **common,
-            )
-        else:
-            # The address is always given: the client would else follow OPENAI_BASE_URL.
-            self._client = openai.AsyncOpenAI(
-                base_url=config.base_url or OPENAI_URL, api_key=key, **common
-            )
-
+        self._key = config.api_key()
+        learn({"api_key": self._key})  # its variable may have any name
+        if config.is_openai:
+            for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):  # the client sends them as headers
+                if value := os.environ.get(name):
+                    header_value(name, value)
+        key = self._key or "none"
+        try:
+            self._client = _client_of(config, key, common)
+        except Exception as error:
+            if _is_local(error):
+                raise _unsendable(config, error) from None
+            raise
         if not config.is_openai:
             # An organisation's or project's name is for OpenAI alone.
             self._client.organization = self._client.project = None
         self._transport = Transport(self._client, timeout=config.timeout)
-        self._key = key
         self._answered = False
 
     async def close(self) -> None:
@@ -111,8 +110,9 @@ class OpenAIClient:
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise self._refused_key(error) from None
         except (openai.APIConnectionError, asyncio.TimeoutError) as error:
+            cause = self._hide(_cause(error))
             raise JudgeError(
-                f"the judge at {config.endpoint} cannot be reached ({_cause(error)}). Start it or "
+                f"the judge at {config.endpoint} cannot be reached ({cause}). Start it or "
                 "mend base_url; to generate now and judge later, use --predict_only"
             ) from None
         except (openai.OpenAIError, ValueError):
@@ -123,7 +123,7 @@ class OpenAIClient:
             shown = ", ".join(sorted(names)[:8]) + (" …" if len(names) > 8 else "")
             logger.warning(
                 "The judge at %s does not list the model %s; it lists %s",
-                config.endpoint, config.model, shown,
+                config.endpoint, config.model, self._hide(shown),
             )  # fmt: skip
             await self._try_the_model()
 
@@ -138,8 +138,10 @@ class OpenAIClient:
         content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         try:
             response = await self._transport.post(path, content)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise PassingFailure(_cause(error)) from None
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+            if _is_local(error):
+                raise _unsendable(self.config, error) from None
+            raise PassingFailure(self._hide(_cause(error))) from None
         try:
             result = json.loads(response.content)
         except (ValueError, RecursionError):
@@ -164,9 +166,13 @@ class OpenAIClient:
             raise self._failure(status, details, message, response.headers)
         try:
             read = _responses_reply if "output" in result else _chat_reply
-            return read(result, len(content))
+            reply = read(result, len(content))
         except (KeyError, TypeError, IndexError, AttributeError):
             raise PassingFailure("the response has no message", reached=True) from None
+        # A shorter key is a word like any other.
+        if self._key and len(self._key) >= LEAST_LENGTH and self._key in reply.text:
+            return replace(reply, text=reply.text.replace(self._key, MASKED))
+        return reply
 
     def _leave_out(self, body: dict[str, Any]) -> None:
         for name in self.dropped & body.keys():
@@ -218,7 +224,7 @@ class OpenAIClient:
     ) -> Exception:
         code = str(details.get("code") or "")
         config = self.config
-        message = " ".join(message.replace(self._key, MASKED).split())[:_MESSAGE_LENGTH]
+        message = " ".join(self._hide(message).split())[:_MESSAGE_LENGTH]
         if status == 401 or (status == 403 and not self._answered):
             return self._refused_key(message)
         if status == 402 or code in _QUOTA_CODES:
@@ -238,6 +244,10 @@ class OpenAIClient:
             )
         return FinalFailure(f"{status}: {message}")
 
+    def _hide(self, text: str) -> str:
+        """``text`` for a message: no key, also a short one, and nothing that addresses hide."""
+        return hide(text, known_secrets() | ({self._key} if self._key else set()))
+
     def _refused_key(self, error: object) -> JudgeError:
         source = self.config.api_key_env or "RUBRIC_JUDGE_API_KEY (or the vendor's variable)"
         status = getattr(error, "status_code", "401 or 403")
@@ -250,6 +260,19 @@ def _error_of(result: Any) -> Mapping[str, Any]:
     """The error object of a response: under ``error``, or the whole body (older vLLM)."""
     error = result.get("error", result) if isinstance(result, Mapping) else None
     return error if isinstance(error, Mapping) else {}
+
+
+def _client_of(config: JudgeConfig, key: str, common: dict[str, Any]) -> openai.AsyncOpenAI:
+    if config.azure_endpoint:
+        return openai.AsyncAzureOpenAI(
+            azure_endpoint=config.azure_endpoint,
+            api_version=config.api_version,
+            azure_deployment=None if config.uses_responses else config.model,
+            api_key=key,
+            **common,
+        )
+    # The address is always given: the client would else follow OPENAI_BASE_URL.
+    return openai.AsyncOpenAI(base_url=config.base_url or OPENAI_URL, api_key=key, **common)
 
 
 def request_of(
@@ -351,6 +374,24 @@ def warn_of_ignored_environment(config: JudgeConfig) -> None:
             "The judge does not follow OPENAI_BASE_URL and asks %s; set RUBRIC_JUDGE_BASE_URL",
             config.endpoint,
         )
+
+
+# Errors of the HTTP library for what it will not send, by name: it is the client's own choice.
+_LOCAL = {"InvalidURL", "LocalProtocolError", "UnsupportedProtocol"}
+
+
+def _is_local(error: BaseException) -> bool:
+    """Whether the request was never sent, because it cannot be."""
+    causes = [error, error.__cause__] if isinstance(error, openai.APIConnectionError) else [error]
+    return any(isinstance(c, ValueError) or type(c).__name__ in _LOCAL for c in causes)
+
+
+def _unsendable(config: JudgeConfig, error: Exception) -> JudgeError:
+    cause = error.__cause__ or error
+    return JudgeError(  # not its text, which may show a header
+        f"no request can be sent to the judge at {config.endpoint} ({type(cause).__name__}): mend "
+        "its address or what goes into the headers"
+    )
 
 
 def _cause(error: BaseException) -> str:

@@ -13,10 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge.calls import Usage
+from custom_metrics.masking import (
+    LEAST_LENGTH,
+    holds_secret,
+    is_secret_name,
+    known_secrets,
+    mask,
+    shown,
+)
 
 ENV_PREFIX = "RUBRIC_JUDGE_"
 OPENAI_URL = "https://api.openai.com/v1"
-MASKED = "***"
 # What does not touch a reply, and addresses, which are recorded as the endpoint.
 _NOT_RECORDED = {
     "azure_endpoint", "base_url", "max_calls", "max_cost", "max_outage", "prices", "rpm", "tpm",
@@ -156,7 +163,7 @@ class JudgeConfig(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """The settings as results and samples hold them: those in use, no secrets."""
-        kept = self.model_dump(exclude_none=True, exclude=_NOT_RECORDED)
+        kept: dict[str, Any] = mask(self.model_dump(exclude_none=True, exclude=_NOT_RECORDED))
         if self.backend == "lexical":
             names = ("backend", "prompt", "on_failure")
             note = "lexical overlap: a smoke test whose scores mean nothing"
@@ -172,7 +179,7 @@ class JudgeConfig(BaseModel):
 
         From the variable that ``api_key_env`` names, else ``RUBRIC_JUDGE_API_KEY``, else the
         vendor's own variable, which is never sent to anyone but the vendor. Raises
-        :class:`ConfigError` where a key is needed and none is set.
+        :class:`ConfigError` where a key is needed and none is set, and for one that cannot be sent.
         """
         environ = os.environ if environ is None else environ
         if self.backend == "lexical":
@@ -182,8 +189,8 @@ class JudgeConfig(BaseModel):
             names += ["OPENAI_API_KEY"] if self.is_openai else []
             names += ["AZURE_OPENAI_API_KEY"] if self.azure_endpoint else []
         for name in names:
-            if environ.get(name, "").strip():
-                return environ[name].strip()
+            if key := environ.get(name, "").strip():
+                return header_value(name, key)
         if self.api_key_env:
             raise ConfigError(
                 f"no API key for the judge at {self.endpoint}: api_key_env names "
@@ -227,7 +234,9 @@ def resolve_config(
         ("--judge {field}", overrides or {}),
     ):
         for field, value in ((str(name), value) for name, value in settings.items()):
-            place = origin.format(prefix=ENV_PREFIX, name=field.upper(), field=field)
+            known = field in JudgeConfig.model_fields or is_secret_name(field)
+            spelt = field if known or shown(field, "") else "…"
+            place = origin.format(prefix=ENV_PREFIX, name=spelt.upper(), field=spelt)
             if field not in JudgeConfig.model_fields and is_secret_name(field):
                 raise _refused(place)
             merged[field], places[field] = value, place
@@ -245,12 +254,32 @@ def resolve_config(
         raise ConfigError("judge: azure_endpoint needs api_version as well, such as 2024-10-21")
     for name in ("base_url", "azure_endpoint"):
         url = urlsplit(getattr(config, name) or "")
-        if url.username or url.password or url.query:
+        if url.username or url.password or url.query or url.fragment:
             raise ConfigError(
-                f"{places[name]}: an address with a user, password or query is refused, since it "
+                f"{places[name]}: an address with a user, password, query or fragment is refused, "
+                "since it "
                 "is written to the results; put the key into the variable that api_key_env names"
             )
+    keys = known_secrets(environ)
+    if (
+        config.api_key_env
+        and len(key := environ.get(config.api_key_env, "").strip()) >= LEAST_LENGTH
+    ):
+        keys.add(key)
+    for field, value in merged.items():
+        if holds_secret(value, keys) or mask(value) != value:
+            raise _refused(places[field])
     return config
+
+
+def header_value(variable: str, value: str) -> str:
+    """``value``, which an HTTP header can carry. Raises :class:`ConfigError` for any other."""
+    if not re.fullmatch(r"[!-~]+", value):
+        raise ConfigError(
+            f"{variable}: its value cannot be sent in a header, since it has a blank, a line break "
+            "or a character that is not ASCII in it; set it again, without quotes"
+        )
+    return value
 
 
 def _refused(place: str) -> ConfigError:
@@ -271,28 +300,15 @@ def _names_in(value: Any) -> Iterator[str]:
             yield from _names_in(inner)
 
 
-_SECRET_NAME = re.compile(
-    r"(.*_)?(api|auth|access|bearer|hf|private|secret|subscription|session)_?(key|token)s?"
-    r"|key|token|x_key|x_api_key"
-    r"|(.*_)?(authorization|credentials?|headers?|passwd|password|secret)"
-)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a setting of this name holds a secret: api_key, auth_token, password, header …"""
-    words = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
-    return _SECRET_NAME.fullmatch(re.sub(r"[^a-z0-9]+", "_", words)) is not None
-
-
 def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else "judge"
-    place = places.get(field, field)
+    place = places.get(field, "judge")
     if first["type"] == "extra_forbidden":
         known = ", ".join(JudgeConfig.model_fields)
-        return f"{place}: the judge has no setting {field!r}; it has {known}"
+        return f"{place}: the judge has no setting {shown(field, 'of this name')}; it has {known}"
     # What was put there by mistake may be a secret.
     telling = ("api_key_env", "azure_endpoint", "base_url", "extra_body")
-    shown = "this value" if field in telling else repr(first["input"])
+    value = "this value" if field in telling else shown(first["input"])
     takes = JudgeConfig.model_fields[field].description
-    return f"{place}: {shown} is not valid; {field} takes {takes}"
+    return f"{place}: {value} is not valid; {field} takes {takes}"
