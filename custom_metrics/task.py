@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
@@ -56,9 +55,6 @@ _OWN_KEYS = (
     "metric_names",
 )
 
-# Tasks whose requests were built: the first whose answers are there starts the others too.
-_built: weakref.WeakSet[RubricTask] = weakref.WeakSet()
-
 
 class RubricTask(ConfigurableTask):  # type: ignore[misc]
     """A subset of a rubric benchmark, judged by an LLM.
@@ -96,8 +92,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self.values: dict[str, list[float]] = {}
         self._judge_config: JudgeConfig | None = None
         self._judge: Judge | None = None
-        self._companions: list[RubricTask] = []
-        self._judged = False
+        self._companions: list[RubricTask] = [self]
+        self._started = self._judged = False
         self._judging: dict[str, Any] | None = None
         self._unscored: list[str] = []
         self._prompt: prompts.Prompt | None = None
@@ -142,7 +138,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if cache_requests:
             logger.warning("%s: --cache_requests is not used; building is fast", self.task_name)
         self._warn_of_secrets()
-        model = _calling_model(chat_template)
+        model, self._companions = _calling_run(chat_template, self)
         if self._task_prompts is not None:
             self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
         if not self.predict_only:
@@ -159,7 +155,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             session.listen(self._answer_arrived)
         self._by_prompt: dict[str, list[Instance]] = {}
         self._instances, self._cut_prompts, self._short_answers = [], [], []
-        self.values, self._pending, self._judged, self._unscored = {}, {}, False, []
+        self.values, self._pending, self._unscored = {}, {}, []
+        self._started = self._judged = False
         for doc_id, doc in self.doc_iterator(
             rank=rank, limit=limit, samples=samples, world_size=world_size
         ):
@@ -185,7 +182,6 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if not self._instances:
             raise ConfigError(f"{self.task_name}: no documents left to run; mend --limit/--samples")
         self._warn_of_context(wanted)
-        _built.add(self)
 
     def doc_to_text(self, doc: Mapping[str, Any], *_: Any) -> str:
         """The conversation as a transcript, as a model without a chat template gets it."""
@@ -203,7 +199,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             chat_template = model.apply_chat_template  # it takes nothing else
         if chat_template is not None:
             return partial(chat_template, add_generation_prompt=True)
-        if not _built:  # once a run
+        if self is self._companions[0]:  # once a run
             logger.warning(
                 "no chat template is applied, so the model gets a plain transcript; scores are "
                 "not comparable with the papers'. Add --apply_chat_template"
@@ -266,10 +262,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         The harness calls this task by task once all answers of all tasks are there, and only
         afterwards ``process_results`` document by document.
         """
-        if self in _built:
-            together = [task for task in _built if task is self or task.answered]
-            for task in together:
-                task._companions = together
+        for task in self._companions:  # all subsets fill the concurrency together
+            if task.answered and not task._started:
                 task._start_judging()
         if self.predict_only:
             return
@@ -322,7 +316,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         return all(instance.resps for instance in self._instances or [])
 
     def _start_judging(self) -> None:
-        _built.discard(self)
+        self._started = True
         for instance in self._instances:
             # The samples are written as UTF-8: one lone surrogate would cost all later lines.
             instance.resps = [_text(response) for response in instance.resps]
@@ -589,18 +583,24 @@ def _expanded(entries: Iterable[Mapping[str, Any]], names: Sequence[str]) -> lis
     return expanded
 
 
-def _calling_model(chat_template: Callable[..., Any] | None) -> Any:
-    """The model under test.
+def _calling_run(
+    chat_template: Callable[..., Any] | None, task: RubricTask
+) -> tuple[Any, list[RubricTask]]:
+    """The model under test, and the rubric tasks that run together with ``task``, itself included.
 
-    ``build_all_requests`` is not given it; but the chat template is a bound method of it, and
-    without one the caller, ``lm_eval.evaluator.evaluate``, has it as its local ``lm``.
+    ``build_all_requests`` is given neither; the chat template is a bound method of the model, and
+    the caller, ``lm_eval.evaluator.evaluate``, has both as its locals ``lm`` and ``eval_tasks``.
     """
     model = getattr(chat_template, "__self__", None)
+    together = [task]
     frame = sys._getframe(2)
-    if model is None and frame.f_globals.get("__name__") == "lm_eval.evaluator":
-        model = frame.f_locals.get("lm")
+    if frame.f_globals.get("__name__") == "lm_eval.evaluator":
+        model = frame.f_locals.get("lm") if model is None else model
+        tasks = frame.f_locals.get("eval_tasks") or {}
+        ours = [other for other in tasks.values() if isinstance(other, RubricTask)]
+        together = ours if task in ours else together
     # With --use_cache it is wrapped.
-    return getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model
+    return getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model, together
 
 
 def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Outcome[Any]]:
