@@ -269,14 +269,16 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         The harness calls this task by task once all answers of all tasks are there, and only
         afterwards ``process_results`` document by document.
         """
+        starting: list[RubricTask] = []
         if self in _built:
-            together = [task for task in _built if task is self or task.answered]
-            for task in together:
-                task._companions = together
-                task._start_judging()
-        if self.predict_only:
-            return
+            starting = [task for task in _built if task is self or task.answered]
+        for task in starting:
+            task._companions = starting
         try:
+            for task in starting:
+                task._start_judging()
+            if self.predict_only:
+                return
             self._wait()
         except JudgeError as error:
             raise _with_kept_answers(error, self._companions) from None
@@ -619,7 +621,7 @@ def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Out
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
     """``error``, saying where the answers are: the harness writes none when a run fails."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    kept = {i.doc["id"]: i.resps[0] for task in tasks for i in task._instances}
+    kept = {i.doc["id"]: _text(i.resps[0]) for task in tasks for i in task._instances}
     path = fetch.cache_folder() / "answers" / f"{tasks[0].task_name}-{stamp}.json"
     answers.write(path, kept)
     return JudgeError(

@@ -14,7 +14,6 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
 from asking import CASES, PATIENCE, ask, call, calls, forget_judges, judge_at, verdicts, wait_until
 from commands import judge_arguments, metrics, results, samples
@@ -47,14 +46,10 @@ CRITERIA = [case.tag(number) for case in FINANCE for number in range(len(case.it
 
 
 @pytest.fixture(autouse=True)
-def _own_judges_and_logging() -> Iterator[None]:
-    """Runs in this process share their judges and set up the harness's logging."""
+def _own_judges() -> Iterator[None]:
+    """Runs in this process share their judges."""
     yield
     forget_judges()
-    logger = logging.getLogger("lm_eval")
-    logger.handlers.clear()
-    logger.propagate = True
-    lm_eval.utils._LOGGING_CONFIGURED = False
 
 
 class Outage:
