@@ -1,7 +1,7 @@
 """The command ``lm-eval-rubrics``.
 
 Exit codes: 0 all done; 2 a wrong setting, file or row, or something that could not be fetched;
-3 the judge could not go on; 1 anything else.
+3 the judge could not go on; 130 and 143 Ctrl-C and SIGTERM; 1 anything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from pathlib import Path
 
 import lm_eval_tasks
 from custom_metrics.arguments import parse, read_pairs
-from custom_metrics.errors import ConfigError, JudgeError, RubricError
+from custom_metrics.errors import (
+    INTERRUPTED_CODE,
+    TERMINATED_CODE,
+    ConfigError,
+    JudgeError,
+    RubricError,
+    Terminated,
+    termination_as_interrupt,
+)
 from custom_metrics.masking import masked_streams
 
 _QUALITIES = ("strong", "middling", "weak")
@@ -38,9 +46,12 @@ def _outcome(arguments: list[str]) -> int:
     except RubricError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED_CODE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED_CODE
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -85,7 +96,8 @@ def _run(arguments: Sequence[str]) -> int:
     from custom_metrics.run import known_failure, run  # the harness takes a second to import
 
     try:
-        run(arguments)
+        with termination_as_interrupt():
+            run(arguments)
     except Exception as error:
         message = known_failure(error)
         if message is None:

@@ -5,7 +5,10 @@ Each carries one line that names the file, row or field, and the mend.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -30,8 +33,35 @@ class JudgeError(RubricError):
     """The judge cannot go on: every further call would fail as well."""
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM), which takes the same path as Ctrl-C."""
+
+
+INTERRUPTED_CODE, TERMINATED_CODE = 130, 143  # 128 and the signal's number, as a shell says it
+
+
+@contextlib.contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """While this lasts SIGTERM raises :class:`Terminated` in the main thread."""
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is being kept is not to be broken off
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, terminate)
+    except ValueError:  # not in the main thread: the signals are somebody else's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
 def show_plainly(program: str) -> None:
-    """Let the stock ``lm_eval`` command end on one line, not on a traceback, for such an error.
+    """Let the stock ``lm_eval`` command end on one line, not on a traceback, for such an error and
+    for Ctrl-C.
 
     Nothing changes for any other program or exception.
     """
@@ -42,6 +72,9 @@ def show_plainly(program: str) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, RubricError):
             print(f"error: {error}", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt):
+            print("interrupted", file=sys.stderr)
+            raise SystemExit(INTERRUPTED_CODE)  # the interpreter takes it from a hook too
         else:
             previous(kind, error, trace)
 

@@ -262,12 +262,12 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         The harness calls this task by task once all answers of all tasks are there, and only
         afterwards ``process_results`` document by document.
         """
-        for task in self._companions:  # all subsets fill the concurrency together
-            if task.answered and not task._started:
-                task._start_judging()
-        if self.predict_only:
-            return
         try:
+            for task in self._companions:  # all subsets fill the concurrency together
+                if task.answered and not task._started:
+                    task._start_judging()
+            if self.predict_only:
+                return
             self._wait()
         except JudgeError as error:
             raise _with_kept_answers(error, self._companions) from None
@@ -617,7 +617,8 @@ def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Out
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
     """``error``, saying where the answers are: the harness writes none when a run fails."""
     answered = {
-        task.task_name: {i.doc["id"]: i.resps[0] for i in task._instances} for task in tasks
+        task.task_name: {i.doc["id"]: _text(i.resps[0]) for i in task._instances if i.resps}
+        for task in tasks
     }
     try:
         folder = answers.write_tasks(fetch.cache_folder() / "answers", answered)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import lm_eval.utils
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -24,6 +27,17 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUBRIC_GITHUB_RAW", "http://127.0.0.1:9")
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")  # the harness's API models want one
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """A run in this process sets up the harness's logging on the stream of its test, which the
+    tests after it would write to when it is closed."""
+    yield
+    logger = logging.getLogger("lm_eval")
+    logger.handlers.clear()
+    logger.propagate = True
+    lm_eval.utils._LOGGING_CONFIGURED = False
 
 
 @pytest.fixture

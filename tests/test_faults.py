@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from asking import CASES, ask, call, judge_at, kept, verdicts, wait_until
 from background import running
-from commands import judge_arguments
+from commands import judge_arguments, judge_metadata, model_arguments
 from rows import World, write_answers, write_data
 from stub_server import (
     Received,
@@ -23,6 +23,8 @@ from stub_server import (
     server_error,
     verdict,
 )
+
+import lm_eval_tasks
 
 HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
 FAULTS = {
@@ -96,11 +98,20 @@ def test_a_fault_at_some_of_the_calls_changes_no_verdict(share: int) -> None:
     )
 
 
-def test_ctrl_c_ends_a_run_and_keeps_everything_received(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RUBRIC_DATA_DIR", str(write_data(tmp_path / "data", finance=CASES)))
-    path = write_answers(tmp_path / "answers.json", {c.id: f"Answer to {c.id}." for c in CASES})
+    return write_answers(tmp_path / "answers.json", {c.id: f"Answer to {c.id}." for c in CASES})
+
+
+SIGNALS = {"Ctrl-C": (signal.SIGINT, 130), "SIGTERM": (signal.SIGTERM, 143)}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_ends_a_run_and_keeps_everything_received(
+    name: str, answers: Path, tmp_path: Path
+) -> None:
+    number, code = SIGNALS[name]
     world, delay, in_flight = World(CASES), 0.4, 8
     arrivals: list[float] = []
 
@@ -110,15 +121,15 @@ def test_ctrl_c_ends_a_run_and_keeps_everything_received(
 
     with StubServer(slow) as server:
         command = [
-            "run", "--model", "prefilled", "--model_args", f"path={path}",
+            "run", "--model", "prefilled", "--model_args", f"path={answers}",
             "--tasks", "prbench_finance", "--output_path", str(tmp_path / "out"),
             *judge_arguments(server.url, prompt="builtin", concurrency=in_flight),
         ]  # fmt: skip
         with running("lm-eval-rubrics", *command, log=tmp_path / "log") as run:
             wait_until(lambda: len(arrivals) >= 20 or run.ended())
             interrupted = time.monotonic()
-            run.send(signal.SIGINT)
-            assert run.code() == 130, run.text
+            run.send(number)
+            assert run.code() == code, run.text
             took = time.monotonic() - interrupted
     assert took < 15, "two seconds on an idle machine"
     there = kept(tmp_path / "cache" / "judge.sqlite")
@@ -128,3 +139,46 @@ def test_ctrl_c_ends_a_run_and_keeps_everything_received(
     assert "Traceback" not in run.text
     assert f"The {len(CASES)} answers are kept" in run.text
     assert not (tmp_path / "out").exists()
+
+
+HANGING = Reply(fault="hang")
+
+
+def test_ctrl_c_ends_a_run_whose_judge_hangs(answers: Path, tmp_path: Path) -> None:
+    with StubServer(lambda _: HANGING) as server:
+        command = [
+            "run", "--model", "prefilled", "--model_args", f"path={answers}",
+            "--tasks", "prbench_finance", *judge_arguments(server.url, prompt="builtin"),
+        ]  # fmt: skip
+        with running("lm-eval-rubrics", *command, log=tmp_path / "log") as run:
+            wait_until(lambda: bool(server.received) or run.ended())
+            interrupted = time.monotonic()
+            run.send(signal.SIGINT)
+            assert run.code() == 130, run.text
+            assert time.monotonic() - interrupted < 15, "two seconds on an idle machine"
+    assert "Traceback" not in run.text
+
+
+def test_ctrl_c_ends_the_stock_command_on_one_line(answers: Path, tmp_path: Path) -> None:
+    """The stock command knows no prefilled model; the server is model and judge."""
+    world = World(CASES)
+
+    def respond(received: Received) -> Reply:
+        judge = received.model == "judge"
+        return HANGING if judge else world.respond(received)
+
+    assert answers.exists()
+    with StubServer(respond, models=("model", "judge")) as server:
+        command = [
+            "run", "--include_path", lm_eval_tasks.path(), "--apply_chat_template",
+            "--tasks", "prbench_finance", *model_arguments(server.url),
+            *judge_metadata(server.url, prompt="builtin"),
+        ]  # fmt: skip
+        with running("lm_eval", *command, log=tmp_path / "log") as run:
+            asked = lambda: any(call.model == "judge" for call in server.received)  # noqa: E731
+            wait_until(lambda: asked() or run.ended(), patience=90)
+            run.send(signal.SIGINT)
+            assert run.code() == 130, run.text
+    assert "Traceback" not in run.text
+    assert f"The {len(CASES)} answers are kept" in run.text
+    assert run.text.strip().splitlines()[-1] == "interrupted"

@@ -309,6 +309,77 @@ def test_a_strange_retry_after_does_no_harm(value: str, start: Start) -> None:
     assert not ask(judge).failed
 
 
+# --- the last try --------------------------------------------------------------------------------
+
+
+def test_the_last_try_of_a_call_waits_until_the_others_are_done(start: Start) -> None:
+    """A bad minute of one call is over when all others have been asked."""
+    asked: list[str] = []
+
+    def respond(received: Received) -> Reply:
+        asked.append(received.prompt)
+        bad = received.prompt == "Question 0?" and len(set(asked)) < 8
+        return Reply("Prose.") if bad else Reply(verdict(True))
+
+    _, judge = start(respond, concurrency=1, max_retries=6)
+    outcomes = [future.result(PATIENCE) for future in judge.submit(calls(8))]
+    assert [o.failed for o in outcomes] == [False] * 8
+    assert [o.attempts for o in outcomes] == [3, *[1] * 7]
+    assert asked == ["Question 0?"] * 2 + [f"Question {n}?" for n in [*range(1, 8), 0]]
+
+
+def test_the_last_try_after_a_passing_failure_waits_too(start: Start) -> None:
+    asked: list[str] = []
+
+    def respond(received: Received) -> Reply:
+        asked.append(received.prompt)
+        bad = received.prompt == "Question 0?" and len(set(asked)) < 8
+        return rate_limited("0") if bad else Reply(verdict(True))
+
+    _, judge = start(respond, concurrency=1, max_retries=2)
+    outcomes = [future.result(PATIENCE) for future in judge.submit(calls(8))]
+    assert [o.attempts for o in outcomes] == [3, *[1] * 7]
+    assert not outcomes[0].failed
+    assert asked[-1] == "Question 0?"
+
+
+def test_a_last_try_keeps_to_the_budget(start: Start) -> None:
+    def respond(received: Received) -> Reply:
+        return Reply("Prose.") if received.prompt == "Question 0?" else Reply(verdict(True))
+
+    server, judge = start(respond, concurrency=1, max_retries=6, max_calls=5)
+    outcomes = [future.result(PATIENCE) for future in judge.submit(calls(4))]
+    assert [o.failed for o in outcomes] == [True, False, False, False]
+    assert "max_calls (5) is reached" in str(outcomes[0].failure)
+    assert outcomes[0].attempts == 2
+    assert len(server.received) == 5
+
+
+def test_a_call_that_is_put_off_is_not_left_behind_when_the_run_stops(start: Start) -> None:
+    def respond(received: Received) -> Reply:
+        return Reply("Prose.") if received.number < 2 else unauthorized()
+
+    _, judge = start(respond, concurrency=1, max_retries=6)
+    for future in judge.submit(calls(4)):
+        with pytest.raises(JudgeError, match=r"refuses the API key \(401\)"):
+            future.result(PATIENCE)
+
+
+def test_a_question_that_is_put_off_is_shared_by_who_asks_it_again(start: Start) -> None:
+    second: Future[Future[Outcome[Met]]] = Future()
+
+    def respond(received: Received) -> Reply:
+        if received.prompt == "Question 1?" and not second.done():
+            second.set_result(judge.submit([call("Question 0?")])[0])
+            return Reply(verdict(True), delay=0.2)
+        return Reply("Prose.") if not second.done() else Reply(verdict(True))
+
+    server, judge = start(respond, concurrency=1, max_retries=6)
+    first = [future.result(PATIENCE) for future in judge.submit(calls(2))]
+    assert second.result(PATIENCE).result(PATIENCE) == first[0]
+    assert len(server.received) == 4
+
+
 # --- faults that stay ----------------------------------------------------------------------------
 
 
@@ -401,6 +472,60 @@ def test_twenty_failed_calls_and_no_verdict_are_reason_to_stop(start: Start) -> 
     assert 20 <= len(server.received) < 24
 
 
+def test_a_judge_whose_replies_are_never_readable_is_stopped_early(start: Start) -> None:
+    server, judge = start(Reply("Prose."), concurrency=4, max_retries=6)
+    caught = [future.exception(PATIENCE) for future in judge.submit(calls(500))]
+    assert "gave no verdict in 20 calls" in str(caught[-1])
+    assert len(server.received) < 2 * 24
+
+
+def bad_request() -> Reply:
+    error = openai_error("No such field.", "invalid_request_error", code=None)
+    return Reply(status=400, error=error)
+
+
+def each_of_its_own(count: int) -> list[JudgeCall[Met]]:
+    """Questions of one conversation each."""
+    return [replace(asked, conversation=asked.label) for asked in calls(count)]
+
+
+@pytest.mark.parametrize("name", ["400", "prose"])
+def test_many_failed_calls_in_a_row_after_verdicts_are_reason_to_stop(
+    name: str, start: Start
+) -> None:
+    fault = bad_request() if name == "400" else Reply("Prose.")
+
+    def respond(received: Received) -> Reply:
+        return Reply(verdict(True)) if received.number < 30 else fault
+
+    server, judge = start(respond, concurrency=4, max_retries=6)
+    asked = each_of_its_own(500)
+    caught = [future.exception(PATIENCE) for future in judge.submit(asked)]
+    assert caught[:30] == [None] * 30
+    assert isinstance(caught[-1], JudgeError)
+    assert "none in the last 50 calls" in str(caught[-1])
+    assert "run the same command again" in str(caught[-1])
+    assert len(server.received) < 30 + 2 * 54
+    # All that is left then may be calls that fail for good: that is not a reason to stop.
+    server.responder = lambda _: bad_request()
+    again = Judge(judge.config)
+    outcomes = [future.result(PATIENCE) for future in again.submit(asked)]
+    again.close()
+    assert [o.failed for o in outcomes] == [False] * 30 + [True] * 470
+
+
+def test_many_failed_calls_about_a_few_conversations_are_no_reason_to_stop(start: Start) -> None:
+    """All of a conversation that is too long for the judge fail, one after another."""
+
+    def respond(received: Received) -> Reply:
+        return Reply(verdict(True)) if received.number < 5 else bad_request()
+
+    _, judge = start(respond, concurrency=1)
+    asked = [replace(c, conversation=str(n % 9)) for n, c in enumerate(calls(100))]
+    outcomes = [future.result(PATIENCE) for future in judge.submit(asked)]
+    assert sum(o.failed for o in outcomes) == 95
+
+
 def test_one_verdict_among_many_failed_calls_is_reason_to_go_on(start: Start) -> None:
     def respond(received: Received) -> Reply:
         return Reply(verdict(True)) if received.number == 5 else content_filtered()
@@ -408,6 +533,42 @@ def test_one_verdict_among_many_failed_calls_is_reason_to_go_on(start: Start) ->
     _, judge = start(respond, concurrency=1)
     outcomes = [future.result(PATIENCE) for future in judge.submit(calls(60))]
     assert sum(outcome.failed for outcome in outcomes) == 59
+
+
+@pytest.mark.parametrize("status", [404, 301])
+def test_an_address_that_fails_once_after_verdicts_is_asked_again(
+    status: int, start: Start
+) -> None:
+    def respond(received: Received) -> Reply:
+        moved = Reply(status=status, raw=b"Not here", content_type="text/plain")
+        return moved if received.number in (5, 9) else Reply(verdict(True))
+
+    server, judge = start(respond, concurrency=1)
+    outcomes = [future.result(PATIENCE) for future in judge.submit(calls(20))]
+    assert not any(o.failed for o in outcomes)
+    assert len(server.received) == 22
+    assert not judge.stopped
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(status=301, raw=b"Moved", content_type="text/plain"),
+        Reply(error={"message": "No such model.", "code": 404}),
+    ],
+)
+def test_an_address_that_never_gave_a_verdict_stops_the_run(reply: Reply, start: Start) -> None:
+    server, judge = start(reply, concurrency=1, max_retries=6)
+    with pytest.raises(JudgeError, match="Mend the judge's model, base_url or api"):
+        ask(judge)
+    assert len(server.received) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_named_by_its_status(status: int, start: Start) -> None:
+    _, judge = start(Reply(status=status, error=openai_error("No.", "error", code=None)))
+    with pytest.raises(JudgeError, match=rf"refuses the API key \({status}\)"):
+        ask(judge)
 
 
 def test_on_failure_raise_stops_at_the_first_failed_call(start: Start) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,9 +14,8 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
-from asking import CASES, PATIENCE, ask, call, calls, forget_judges, judge_at, verdicts
+from asking import CASES, PATIENCE, ask, call, calls, forget_judges, judge_at, verdicts, wait_until
 from commands import judge_arguments, metrics, results, samples
 from rows import (
     FINANCE,
@@ -31,6 +32,7 @@ from stub_server import (
     Reply,
     StubServer,
     content_filtered,
+    no_such_route,
     server_error,
     tokens_of,
     unauthorized,
@@ -44,14 +46,10 @@ CRITERIA = [case.tag(number) for case in FINANCE for number in range(len(case.it
 
 
 @pytest.fixture(autouse=True)
-def _own_judges_and_logging() -> Iterator[None]:
-    """Runs in this process share their judges and set up the harness's logging."""
+def _own_judges() -> Iterator[None]:
+    """Runs in this process share their judges."""
     yield
     forget_judges()
-    logger = logging.getLogger("lm_eval")
-    logger.handlers.clear()
-    logger.propagate = True
-    lm_eval.utils._LOGGING_CONFIGURED = False
 
 
 class Outage:
@@ -136,6 +134,104 @@ def test_a_few_calls_that_always_get_a_500_do_not_stop_the_others() -> None:
         assert not wait(futures, timeout=6).not_done
         outcomes = [future.result() for future in futures]
     assert [o.failed for o in outcomes] == ["3" in str(n) for n in range(40)]
+
+
+# What an endpoint may say to every call when it is down, and what some say to single calls.
+FAULTY = {
+    "500": server_error(500),
+    "404": no_such_route(),
+    "301": Reply(status=301, raw=b"Moved", content_type="text/plain"),
+    "no choices": Reply(raw=b'{"choices": []}'),
+}
+
+
+def sane(received: Received) -> Reply:
+    """Like :func:`up`, and answers any other question too."""
+    return up(received) if received.prompt.startswith("Question") else Reply("ok")
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_an_endpoint_that_answers_every_call_with_a_fault_is_waited_for(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = threading.Event()
+
+    def respond(received: Received) -> Reply:
+        return FAULTY[name] if down.is_set() else sane(received)
+
+    with (
+        StubServer(respond) as server,
+        judge_at(server.url, concurrency=8, max_retries=1) as judge,
+        caplog.at_level(logging.WARNING),
+    ):
+        before = ask(judge, calls(20))
+        down.set()
+        futures = judge.submit(calls(60, first=20))
+        wait_until(lambda: "is down for" in caplog.text)
+        time.sleep(0.5)  # what was in flight comes back
+        server.reset()
+        time.sleep(2)
+        assert len(server.received) < 8  # one call at a time tries
+        assert not any(future.done() for future in futures)
+        down.clear()
+        after = [future.result(PATIENCE) for future in futures]
+    assert verdicts(before + after) == even(80)
+    assert "is back" in caplog.text
+
+
+def test_an_endpoint_that_answers_with_faults_for_too_long_is_given_up_and_all_is_kept() -> None:
+    def respond(received: Received) -> Reply:
+        return sane(received) if received.number < 20 else server_error()
+
+    with StubServer(respond) as server:
+        with judge_at(server.url, concurrency=8, max_retries=6, max_outage=1) as judge:
+            ask(judge, calls(20))
+            for future in judge.submit(calls(60, first=20)):
+                with pytest.raises(JudgeError, match=r"has been down for .*500.*same command"):
+                    future.result(PATIENCE)
+        server.reset()
+        server.responder = sane
+        with judge_at(server.url, concurrency=8) as judge:
+            assert verdicts(ask(judge, calls(80))) == even(80)
+        assert len(server.received) == 60
+
+
+@pytest.mark.parametrize(
+    ("fault", "concurrency", "broken"),
+    [("500", 16, 40), ("500", 2, 6), ("503", 2, 1), ("reset", 1, 1), ("reset", 4, 6)],
+)
+def test_calls_that_always_break_the_server_fail_alone_when_nothing_else_is_left(
+    fault: str, concurrency: int, broken: int
+) -> None:
+    faults = {"500": server_error(), **DOWN}
+
+    def respond(received: Received) -> Reply:
+        return faults[fault] if received.prompt.startswith("Broken") else sane(received)
+
+    with (
+        StubServer(respond) as server,
+        judge_at(server.url, concurrency=concurrency, max_retries=3, max_outage=30) as judge,
+    ):
+        asked = [*calls(10), *(call(f"Broken {n}", str(n)) for n in range(broken))]
+        outcomes = [future.result(60) for future in judge.submit(asked)]
+        assert not judge.stopped
+    assert verdicts(outcomes) == [*even(10), *[None] * broken]
+
+
+def test_faults_at_three_tenths_of_all_attempts_are_no_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def respond(received: Received) -> Reply:
+        digest = hashlib.sha256(f"{received.number}".encode()).digest()
+        return server_error() if digest[0] % 10 < 3 else sane(received)
+
+    with (
+        StubServer(respond) as server,
+        judge_at(server.url, concurrency=16, max_retries=6) as judge,
+        caplog.at_level(logging.WARNING),
+    ):
+        assert verdicts(ask(judge, calls(120))) == even(120)
+    assert "is down" not in caplog.text
 
 
 STOPS: dict[str, tuple[dict[str, Any], Reply | None]] = {

@@ -10,13 +10,25 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import CASES, ask, call, calls, forget_judges, judge_at, kept, verdicts, wait_until
+from asking import (
+    CASES,
+    PATIENCE,
+    ask,
+    call,
+    calls,
+    forget_judges,
+    judge_at,
+    kept,
+    verdicts,
+    wait_until,
+)
 from background import running
 from commands import judge_arguments, metrics, results
 from rows import World, clipped_mean, write_answers, write_data
@@ -173,6 +185,30 @@ def test_identical_questions_in_flight_are_asked_once() -> None:
 
 
 # --- not served ----------------------------------------------------------------------------------
+
+
+def test_a_reply_that_arrives_while_its_question_is_submitted_again_is_not_paid_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slowly(received: Received) -> Reply:
+        return replace(respond(received), delay=0.5)
+
+    with StubServer(slowly) as server, judge_at(server.url) as judge:
+        assert judge._store is not None
+        find = judge._store.find
+
+        def find_and_dawdle(keys: Sequence[str]) -> Any:
+            found = find(keys)
+            if threading.current_thread() is threading.main_thread():
+                first.result(PATIENCE)  # the reply comes after the look into the store
+            return found
+
+        (first,) = judge.submit(calls(1))
+        monkeypatch.setattr(judge._store, "find", find_and_dawdle)
+        (second,) = ask(judge, calls(1))
+        assert second == first.result()
+        assert len(server.received) == 1
+        assert "1 calls, 1 from the store" in judge.settle()
 
 
 def test_unusable_replies_are_kept_for_the_record_and_asked_again(store: Path) -> None:

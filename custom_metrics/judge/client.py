@@ -37,24 +37,39 @@ _UNSUPPORTED = re.compile(
 )
 _MESSAGE_LENGTH = 300
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
+_FILTER_CODES = {"content_filter", "content_policy_violation"}
 
 
 class PassingFailure(Exception):
     """A request that may succeed when it is sent again, after ``retry_after`` seconds if given.
 
-    ``reached`` says that the endpoint answered for itself: it is not down.
+    ``reached`` says that the endpoint answered, though with a fault that may be its own or the
+    call's; ``busy``, that it is well and only asks to come back later.
     """
 
     def __init__(
-        self, reason: str, retry_after: float | None = None, *, reached: bool = False
+        self,
+        reason: str,
+        retry_after: float | None = None,
+        *,
+        reached: bool = False,
+        busy: bool = False,
     ) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
         self.reached = reached
+        self.busy = busy
 
 
 class FinalFailure(Exception):
-    """A request that will fail however often it is sent; others may not."""
+    """A request that will fail however often it is sent; others may not.
+
+    ``filtered`` says that the endpoint objects to what this one is about.
+    """
+
+    def __init__(self, reason: str, *, filtered: bool = False) -> None:
+        super().__init__(reason)
+        self.filtered = filtered
 
 
 class ParameterDropped(Exception):
@@ -108,7 +123,7 @@ class OpenAIClient:
                 self._client.get("/models", cast_to=object), min(config.timeout, 30)
             )
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            raise self._refused_key(error) from None
+            raise self._refused_key(error.status_code) from None
         except (openai.APIConnectionError, asyncio.TimeoutError) as error:
             cause = self._hide(_cause(error))
             raise JudgeError(
@@ -155,7 +170,6 @@ class OpenAIClient:
             raise self._failure(response.status, details, message, response.headers)
         if result is None:
             raise PassingFailure("not an API response (no JSON)")
-        self._answered = True
         if not isinstance(result, Mapping):
             raise PassingFailure("the response is not a JSON object", reached=True)
         if result.get("error"):
@@ -164,6 +178,7 @@ class OpenAIClient:
             status = int(code) if code.isdigit() else 500
             message = str(details.get("message") or result["error"])
             raise self._failure(status, details, message, response.headers)
+        self._answered = True
         try:
             read = _responses_reply if "output" in result else _chat_reply
             reply = read(result, len(content))
@@ -226,31 +241,33 @@ class OpenAIClient:
         config = self.config
         message = " ".join(self._hide(message).split())[:_MESSAGE_LENGTH]
         if status == 401 or (status == 403 and not self._answered):
-            return self._refused_key(message)
+            return self._refused_key(status)
         if status == 402 or code in _QUOTA_CODES:
             return JudgeError(
                 f"the judge at {config.endpoint} says that the account has no credit left: "
                 f"{message}. Mend that and run again"
             )
-        if status == 404:
+        elsewhere = status == 404 or 300 <= status < 400
+        if elsewhere and not self._answered:
             return JudgeError(
                 f"the judge at {config.endpoint} does not know the model {config.model!r} or the "
-                f"address (404: {message}). Mend the judge's model, base_url or api "
+                f"address ({status}: {message}). Mend the judge's model, base_url or api "
                 f"(now {'responses' if config.uses_responses else 'chat'})"
             )
-        if status in (408, 409, 425, 429) or status >= 500:
+        busy = status in (408, 409, 425, 429)
+        # What has answered before knows the address: such a 404 is a load balancer's hiccup.
+        if busy or elsewhere or status >= 500:
             return PassingFailure(
-                f"{status}: {message}", retry_after(headers), reached=status <= 501
+                f"{status}: {message}", retry_after(headers), reached=status <= 501, busy=busy
             )
-        return FinalFailure(f"{status}: {message}")
+        return FinalFailure(f"{status}: {message}", filtered=code in _FILTER_CODES)
 
     def _hide(self, text: str) -> str:
         """``text`` for a message: no key, also a short one, and nothing that addresses hide."""
         return hide(text, known_secrets() | ({self._key} if self._key else set()))
 
-    def _refused_key(self, error: object) -> JudgeError:
+    def _refused_key(self, status: int) -> JudgeError:
         source = self.config.api_key_env or "RUBRIC_JUDGE_API_KEY (or the vendor's variable)"
-        status = getattr(error, "status_code", "401 or 403")
         return JudgeError(
             f"the judge at {self.config.endpoint} refuses the API key ({status}). Check {source}"
         )
@@ -313,7 +330,7 @@ def request_key(
 def _chat_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
     choice = result["choices"][0]
     if choice.get("finish_reason") == "content_filter":
-        raise FinalFailure("the endpoint's content filter stopped the reply")
+        raise FinalFailure("the endpoint's content filter stopped the reply", filtered=True)
     # Text that only stands in a reasoning field is thinking that ate the limit: no reply.
     text = choice["message"].get("content")
     if isinstance(text, list):

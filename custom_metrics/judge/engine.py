@@ -41,11 +41,25 @@ T = TypeVar("T")
 
 # An unreadable reply was paid for, and a judge that does not keep to the form rarely starts to.
 MAX_UNREADABLE = 3
-# With this many calls failed for good and none read, the fault is not with the calls.
+# With this many calls failed and none read, the fault is not with the calls. Nor is it with so many
+# in a row once some were read, if they are not all about a few conversations that do not fit, say.
 HOPELESS_AFTER = 20
-_CLOSING_S = 2.0
+HOPELESS_IN_A_ROW = 50
+_OF_CONVERSATIONS = 10
+_CLOSING_S = 1.0  # for each of two steps
 _CHARACTERS_A_TOKEN = 4
 _MOST_BYTES_A_TOKEN = 16
+
+_HARMLESS_S = 30.0
+_HARMLESS = JudgeCall[str](
+    messages=lambda: [{"role": "user", "content": "Say ok."}],
+    read=str,
+    conversation="",
+    label="",
+    answer="",
+    criteria=(),
+    write=lambda _: "",
+)
 
 
 class Client(Protocol):
@@ -60,11 +74,23 @@ class Client(Protocol):
 
 @dataclass(eq=False)
 class _Item:
-    """A call on its way, with everyone who waits for it."""
+    """A call on its way, with everyone who waits for it and what became of it so far.
+
+    ``room`` is how many tokens its reply may have, ``tries`` counts the failures that spend its
+    retries. ``put_off`` says that it waits, or has waited, for the others to be done.
+    """
 
     call: JudgeCall[Any]
     key: str
+    room: int | None
     futures: list[Future[Outcome[Any]]] = field(default_factory=list)
+    attempts: int = 0
+    tries: int = 0
+    unreadable: int = 0
+    cut: Reply | None = None
+    reason: str = ""
+    filtered: bool = False
+    put_off: bool = False
 
     def wanted(self) -> bool:
         """Whether anyone still waits; who gave up is forgotten."""
@@ -94,8 +120,13 @@ class Judge:
         self._keeper = Keeper(self._store) if self._store else None
         self._order = PrefixOrder[_Item](lambda item: item.call.conversation)
         self._by_key: dict[str, _Item] = {}
+        self._put_off: list[_Item] = []
+        self._received: set[str] = set()
         self._workers: set[asyncio.Task[None]] = set()
-        self._read = self._failed = 0
+        self._read = self._failed = self._in_hand = 0
+        # Conversations of the calls that failed since the last verdict.
+        self._in_vain: list[str] = []
+        self._heard = False
         self._stopped: JudgeError | None = None
         self._client: Client | None = None
         self._pace: Pace | None = None
@@ -135,21 +166,29 @@ class Judge:
             for future in futures:
                 future.set_exception(JudgeError("the judge was closed"))
             return futures
-        keys = [self._key(call) for call in calls]
-        kept = self._store.find(keys) if self._store else {}
-        missing: list[_Item] = []
-        for call, key, future in zip(calls, keys, futures, strict=True):
-            if key in kept:
-                with contextlib.suppress(Unreadable):  # kept by a version that read otherwise
-                    value = _value_of(call, kept[key].text)
-                    self.ledger.from_store += 1
-                    self._read += 1
-                    future.set_result(Outcome(kept[key].attempts, value))
-                    continue
-            missing.append(_Item(call, key, [future]))
+        items = [
+            _Item(call, self._key(call), self._room(call), [future])
+            for call, future in zip(calls, futures, strict=True)
+        ]
+        missing = self._serve(items)
         if missing:
             self._loop.call_soon_threadsafe(self._enqueue, missing)
         return futures
+
+    def _serve(self, items: Sequence[_Item]) -> list[_Item]:
+        """Resolve what the store has; the rest is returned."""
+        kept = self._store.find([item.key for item in items]) if self._store else {}
+        missing: list[_Item] = []
+        for item in items:
+            if item.key in kept:
+                with contextlib.suppress(Unreadable):  # kept by a version that read otherwise
+                    value = _value_of(item.call, kept[item.key].text)
+                    self.ledger.from_store += 1
+                    self._read += 1
+                    item.resolve(Outcome(kept[item.key].attempts, value))
+                    continue
+            missing.append(item)
+        return missing
 
     def settle(self) -> str:
         """The run's line of counts; counting and budgets begin anew."""
@@ -189,7 +228,10 @@ class Judge:
     # --- on the loop ---
 
     def _enqueue(self, items: list[_Item]) -> None:
-        for item in items:
+        # What was answered since :meth:`submit` looked is not asked for a second time.
+        late = [item for item in items if item.key in self._received]
+        rest = [item for item in items if item.key not in self._received]
+        for item in rest + self._serve(late):
             if self._stopped:
                 item.resolve(None, self._stopped)
             elif item.key in self._by_key:  # the same question: one answer serves both
@@ -200,6 +242,10 @@ class Judge:
         self._feed()
 
     def _feed(self) -> None:
+        if self._put_off and not self._order and not self._in_hand:  # all others are done
+            again, self._put_off = self._put_off, []
+            for item in again:
+                self._order.add(item)
         for _ in range(min(self.config.concurrency - len(self._workers), len(self._order))):
             self._workers.add(self._loop.create_task(self._work()))
 
@@ -214,6 +260,7 @@ class Judge:
             config = self.config
             self._pace = Pace(
                 config.endpoint,
+                self._answers,
                 rpm=config.rpm,
                 tpm=config.tpm,
                 max_outage=config.max_outage,
@@ -223,6 +270,19 @@ class Judge:
 
     async def _check(self) -> None:
         await self._client_on_loop().check()
+
+    async def _answers(self) -> bool:
+        """Whether the endpoint answers something that no server can object to."""
+        try:
+            asked = self._client_on_loop().send(_HARMLESS, 16)
+            await asyncio.wait_for(asked, min(self.config.timeout, _HARMLESS_S))
+        except asyncio.TimeoutError:
+            return False
+        except PassingFailure as error:
+            return error.busy
+        except (FinalFailure, ParameterDropped):
+            pass
+        return True
 
     async def _work(self) -> None:
         try:
@@ -235,10 +295,11 @@ class Judge:
     async def _work_off(self, item: _Item) -> None:
         outcome: Outcome[Any] | None = None
         error: BaseException | None = None
+        self._in_hand += 1
         try:
             if item.wanted():
                 outcome = await self._ask(item)
-                self._count(outcome, item.call.label)
+                self._count(item, outcome)
         except asyncio.CancelledError:
             error = JudgeError("the judge was closed before this call was done")
             raise
@@ -248,45 +309,50 @@ class Judge:
         except Exception as fault:  # a fault of this program must not leave anyone waiting
             error = fault
         finally:
-            self._by_key.pop(item.key, None)
-            item.resolve(outcome, error)
-            answered = outcome is not None and outcome.attempts > 0 and not outcome.refused
-            self._order.returned(item, answered=answered)
+            self._in_hand -= 1
+            if outcome is None and error is None and item.wanted():
+                self._put_off.append(item)
+            else:
+                self._by_key.pop(item.key, None)
+                item.resolve(outcome, error)
+            refused = error is not None or (outcome is not None and outcome.refused)
+            self._order.returned(item, answered=item.attempts > 0 and not refused)
             self._feed()
 
-    async def _ask(self, item: _Item) -> Outcome[Any]:
-        """Ask until there is a verdict, or no hope of one."""
+    async def _ask(self, item: _Item) -> Outcome[Any] | None:
+        """Ask until there is a verdict, or no hope of one.
+
+        None if an attempt is left for when all other calls are done: a bad minute is over then.
+        """
         client, pace, call = self._client_on_loop(), self._pace_on_loop(), item.call
-        attempts = tries = unreadable = 0
-        room = limit = self._room(call)
-        cut: Reply | None = None
-        tokens = self._tokens(call)
+        limit, tokens = self._room(call), self._tokens(call)
         while True:
             ledger = self.ledger
             if why := ledger.spent:
                 pace.release()  # the others have nothing to wait for either
-                return Outcome(attempts, failure=f"not asked: {why}", asked=False)
+                return Outcome(item.attempts, failure=f"not asked: {why}", asked=False)
             ledger.reserved += 1
             trying = await pace.turn(tokens)
             if self._stopped:
                 raise self._stopped
             if pace.down and not trying:  # let go because the budget is spent, not to be sent
                 ledger.reserved -= 1
-                return Outcome(attempts, failure="not asked: the budget is spent", asked=False)
-            ledger.sent(again=attempts > 0)
-            attempts, wait = attempts + 1, 0.0
+                why = "not asked: the budget is spent"
+                return Outcome(item.attempts, failure=why, asked=False)
+            ledger.sent(again=item.attempts > 0)
+            item.attempts, wait = item.attempts + 1, 0.0
             try:
                 try:
-                    reply = await client.send(call, room)
+                    reply = await client.send(call, item.room)
                 finally:
                     if trying:
                         pace.tried()
                 pace.answered()
                 self.ledger.received(reply.usage)
                 self._warn_of_cut_prompt(reply)
-                if reply.cut and limit and room == limit:
-                    room, cut = 2 * limit, reply  # once more with twice the room
-                    await self._keep(item, reply, usable=False, attempts=attempts)
+                if reply.cut and limit and item.room == limit:
+                    item.room, item.cut = 2 * limit, reply  # once more with twice the room
+                    await self._keep(item, reply, usable=False)
                     continue
                 value = _read(call, reply)
             except ParameterDropped:
@@ -294,37 +360,48 @@ class Judge:
                 continue  # at once, and no failure of this call
             except FinalFailure as error:
                 pace.answered()
-                if cut is not None:  # so much room is not to be had: what there was has to do
+                if item.cut is not None:  # so much room is not to be had: what there was has to do
                     with contextlib.suppress(Unreadable):
-                        return Outcome(attempts, _read(call, cut))
-                return Outcome(attempts, failure=str(error), refused=True)
+                        return Outcome(item.attempts, _read(call, item.cut))
+                item.filtered = error.filtered
+                return Outcome(item.attempts, failure=str(error), refused=True)
             except Unreadable as error:
-                await self._keep(item, reply, usable=False, attempts=attempts)
-                reason = f"unread: {error}"
-                unreadable, tries = unreadable + 1, tries + 1
+                await self._keep(item, reply, usable=False)
+                item.reason = f"unread: {error}"
+                item.unreadable, item.tries = item.unreadable + 1, item.tries + 1
             except PassingFailure as error:
-                reason = str(error)
-                if error.reached:
+                item.reason = str(error)
+                if error.busy:
                     pace.answered()
-                else:
-                    pace.failed(reason, trying=trying)  # raises when it has lasted too long
+                else:  # raises when it has lasted too long
+                    await pace.failed(item.key, item.reason, reached=error.reached, trying=trying)
                 if pace.down:
                     continue  # nobody's retries are spent on an outage
-                tries += 1
-                wait = wait_before_retry(tries, error.retry_after)
+                item.tries += 1
+                wait = wait_before_retry(item.tries, error.retry_after)
             else:
-                await self._keep(item, reply, usable=True, attempts=attempts)
-                return Outcome(attempts, value)
-            if tries > self.config.max_retries or unreadable >= MAX_UNREADABLE:
-                return Outcome(attempts, failure=reason)
+                await self._keep(item, reply, usable=True)
+                self._received.add(item.key)
+                return Outcome(item.attempts, value)
+            if item.tries > self.config.max_retries or item.unreadable >= MAX_UNREADABLE:
+                return Outcome(item.attempts, failure=item.reason)
             await asyncio.sleep(wait)
+            if self._is_last_try(item):
+                item.put_off = True
+                return None
 
-    async def _keep(self, item: _Item, reply: Reply, *, usable: bool, attempts: int) -> None:
+    def _is_last_try(self, item: _Item) -> bool:
+        """Whether the one try that ``item`` has left is better kept until the others are done."""
+        if item.put_off or self.config.on_failure == "raise" or self.config.max_retries < 2:
+            return False
+        return item.tries == self.config.max_retries or item.unreadable == MAX_UNREADABLE - 1
+
+    async def _keep(self, item: _Item, reply: Reply, *, usable: bool) -> None:
         if self._keeper is None or self._store is None:
             return
         config = self.config
         paid = PaidReply(
-            item.key, reply.text, usable=usable, attempts=attempts, usage=reply.usage,
+            item.key, reply.text, usable=usable, attempts=item.attempts, usage=reply.usage,
             model=config.model, endpoint=config.endpoint,
         )  # fmt: skip
         try:
@@ -346,21 +423,43 @@ class Judge:
                 reply.request_bytes,
             )
 
-    def _count(self, outcome: Outcome[Any], label: str) -> None:
-        if not outcome.asked:
+    def _count(self, item: _Item, outcome: Outcome[Any] | None) -> None:
+        """Take note of what became of ``item``, None if it is put off.
+
+        Raises :class:`JudgeError` if there is no point in going on.
+        """
+        if outcome is not None and not outcome.asked:
             return
-        self._read += not outcome.failed
-        self._failed += outcome.failed
-        self.ledger.failed += outcome.failed
-        if outcome.failed and self.config.on_failure == "raise":
-            raise JudgeError(
-                f"the judge call for {label} failed for good ({outcome.failure}), and on_failure "
-                "is raise"
-            )
+        if outcome is not None and not outcome.failed:
+            self._read, self._heard = self._read + 1, True
+            self._in_vain.clear()
+            return
+        reason = item.reason if outcome is None else outcome.failure
+        if outcome is not None:
+            self.ledger.failed += 1
+            if self.config.on_failure == "raise":
+                raise JudgeError(
+                    f"the judge call for {item.call.label} failed for good ({reason}), and "
+                    "on_failure is raise"
+                )
+            if item.put_off:  # counted then
+                return
+        self._failed += 1
+        where = f"the judge {self.config.model} at {self.config.endpoint}"
         if not self._read and self._failed >= HOPELESS_AFTER:
             raise JudgeError(
-                f"the judge {self.config.model} at {self.config.endpoint} gave no verdict in "
-                f"{self._failed} calls; the last one: {outcome.failure}"
+                f"{where} gave no verdict in {self._failed} calls; the last one: {reason}"
+            )
+        if item.filtered:
+            return
+        self._in_vain.append(item.call.conversation)
+        # Not where nothing was read but from the store: all that is left may be calls that fail.
+        many = len(self._in_vain) >= HOPELESS_IN_A_ROW
+        if many and self._heard and len(set(self._in_vain)) >= _OF_CONVERSATIONS:
+            raise JudgeError(
+                f"{where} gave verdicts before and none in the last {len(self._in_vain)} calls; "
+                f"the last one: {reason}. What it said before is kept: mend that and run the same "
+                "command again"
             )
 
     def _stop(self, error: JudgeError) -> None:
@@ -368,7 +467,8 @@ class Judge:
         self._stopped = self._stopped or error
         if self._pace is not None:
             self._pace.release()
-        for item in self._order.drain():
+        put_off, self._put_off = self._put_off, []
+        for item in [*self._order.drain(), *put_off]:
             self._by_key.pop(item.key, None)
             item.resolve(None, self._stopped)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 
 from custom_metrics.errors import JudgeError
 
@@ -32,11 +33,15 @@ class Pace:
 
     While the endpoint is down one call at a time tries it, the others wait; that uses up nobody's
     retries. After ``max_outage`` seconds :meth:`failed` raises :class:`JudgeError`.
+
+    Where failures may be the calls' own fault ``answers`` tells: it asks the endpoint something
+    harmless, and says whether it is well.
     """
 
     def __init__(
         self,
         endpoint: str,
+        answers: Callable[[], Awaitable[bool]],
         *,
         rpm: int | None,
         tpm: int | None,
@@ -44,14 +49,16 @@ class Pace:
         concurrency: int,
     ) -> None:
         self._endpoint = endpoint
+        self._answers = answers
         self._outage_after = max(_OUTAGE_AFTER_AT_LEAST, min(_OUTAGE_AFTER, concurrency))
         self._seconds_a_call = 60 / rpm if rpm else 0.0
         self._seconds_a_token = 60 / tpm if tpm else 0.0
         self._next = 0.0
         self._max_outage = max_outage
-        self._failures = 0
+        self._unreached = self._probes = 0
+        self._failed: set[str] = set()
         self._first_failure = self._last_line = 0.0
-        self._down = self._probing = self._released = False
+        self._down = self._probing = self._asking = self._released = False
         self._probe_wait = _FIRST_PROBE_S
         self._changed = asyncio.Event()
 
@@ -95,23 +102,51 @@ class Pace:
         self.tried()
 
     def answered(self) -> None:
-        """The endpoint has answered, whatever it said."""
-        self._failures = 0
+        """The endpoint is well: it has answered, whatever it said."""
+        self._unreached = 0
+        self._failed.clear()
         if self._down:
             self._down = False
             logger.warning("The judge at %s is back", self._endpoint)
             self.tried()
 
-    def failed(self, reason: str, *, trying: bool) -> None:
-        """The endpoint could not be reached. ``trying`` is what :meth:`turn` said of the call."""
-        now = time.monotonic()
-        if not self._failures:
-            self._first_failure = now
-        self._failures += 1
-        if not self._down and self._failures < self._outage_after:
+    async def failed(self, call: str, reason: str, *, reached: bool, trying: bool) -> None:
+        """A request of ``call`` failed. ``reached`` says that the endpoint answered, with a fault
+        that may be the call's; ``trying`` is what :meth:`turn` said.
+        """
+        if not self._failed:
+            self._first_failure = time.monotonic()
+        self._failed.add(call)
+        self._unreached += not reached
+        self._probes += self._down and trying
+        if not self._down and max(len(self._failed), self._unreached) < self._outage_after:
             return
+        if self._may_be_the_calls(reached=reached, trying=trying):
+            if self._asking:
+                return
+            self._asking = True
+            try:
+                well = await self._answers()
+            finally:
+                self._asking = False
+            if well:
+                self.answered()
+                return
+        self._wait_for_it(reason, trying=trying)
+
+    def _may_be_the_calls(self, *, reached: bool, trying: bool) -> bool:
+        """Whether the failures may be the calls' own: of few calls, or answered with a fault.
+
+        Prompts that a server always breaks on are what is left at the end of a run.
+        """
+        if self._down:
+            return trying and (reached or self._probes > 1)
+        return min(len(self._failed), self._unreached) < self._outage_after
+
+    def _wait_for_it(self, reason: str, *, trying: bool) -> None:
+        now = time.monotonic()
         if not self._down:
-            self._down, self._probe_wait = True, _FIRST_PROBE_S
+            self._down, self._probe_wait, self._probes = True, _FIRST_PROBE_S, 0
             self._last_line = now - _LINE_EVERY_S
         elif trying:
             self._probe_wait = min(2 * self._probe_wait, _LONGEST_PROBE_S)
