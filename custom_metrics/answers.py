@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def read(path: Path) -> dict[str, str]:
     """
     try:
         if path.suffix == ".json":
-            loaded = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8-sig")
+            loaded = json.loads(text, object_pairs_hook=partial(_once, path))
             if not isinstance(loaded, Mapping):
                 raise DataError(f"{path}: a JSON object, document id → answer, is needed")
             return {str(key): _answer(value, f"{path}, {key!r}") for key, value in loaded.items()}
@@ -63,6 +65,16 @@ def write_tasks(folder: Path, answered: Mapping[str, Mapping[str, str]]) -> Path
         text = json.dumps(dict(kept), ensure_ascii=False, indent=1)
         (new / f"{task}.json").write_text(text, encoding="utf-8")
     return new
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand in it once: JSON takes the last of two without a word."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DataError(f"{path}: a second answer for {key!r}")
+        found[key] = value
+    return found
 
 
 def _of_sample(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -211,7 +211,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
         yield from read_jsonl(path)
     elif path.suffix == ".json":
         try:
-            loaded = json.loads(path.read_text(encoding="utf-8"))
+            loaded = json.loads(path.read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path.name}: not JSON in UTF-8 ({error})") from None
         if not isinstance(loaded, list) or not all(isinstance(row, dict) for row in loaded):
@@ -229,7 +229,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     """``(line number from 1, object)`` for each line that is not blank."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         try:
             for number, line in enumerate(file, 1):
                 if not line.strip():

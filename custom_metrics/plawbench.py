@@ -18,7 +18,7 @@ from typing import Any
 from custom_metrics import statistics
 from custom_metrics.answer import Answer
 from custom_metrics.errors import DataError
-from custom_metrics.judge import JudgeCall, Unreadable, object_with
+from custom_metrics.judge import JudgeCall, Unreadable, excerpt, object_with
 from custom_metrics.prompts import Prompt
 from custom_metrics.rubric import Doc, Judgement, Message
 
@@ -37,6 +37,7 @@ JUDGE_TOKENS = 8192
 QUESTIONS_JUDGED = "25"
 
 _NAN = float("nan")
+_MOST_POINTS = 1_000_000  # rubrics have about 100
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def points_of(value: Any) -> float | None:
         points = float(value)
     except OverflowError:  # an integer of more than 308 digits
         return None
-    return points if math.isfinite(points) and points >= 0 else None
+    return points if 0 <= points <= _MOST_POINTS else None
 
 
 _POINTS = re.compile(r"\+?(\d+(?:\.\d+)?)\s*(?:分\s*)?(?:/\s*\d+(?:\.\d+)?\s*分?)?\Z")
@@ -318,7 +319,7 @@ def read_total(text: str) -> Grading:
     found = object_with(text, "total_points")
     points = points_of(found["total_points"])
     if points is None:
-        raise Unreadable(f"total_points is {found['total_points']!r}, not a number of points")
+        raise Unreadable(f"total_points is {excerpt(found['total_points'])}, not points")
     explanation = text[: text.rfind("{")].replace("```json", "").strip()
     items = tuple(
         Item(match[1], _first_number(match[2]), (match[3] or match[2]).strip())
@@ -343,7 +344,9 @@ def read_sections(text: str) -> Grading:
             raise Unreadable(f"the section {key} has no total_points")
         points = points_of(section["total_points"])
         if points is None:
-            raise Unreadable(f"{key}: total_points is {section['total_points']!r}, not points")
+            raise Unreadable(
+                f"{key}: total_points is {excerpt(section['total_points'])}, not points"
+            )
         awarded[name] = points
         entries = section.get("breakdown")
         breakdown[name] = tuple(
@@ -375,8 +378,9 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
     """The metrics of one document, and under ``grading`` what the samples file keeps.
 
     ``acc`` is awarded / total; a case analysis has a ratio for each section too, and its awarded
-    points are the sections', each clamped to its allocation. Without a grading the scores are NaN
-    and ``acc`` lies between 0 and 1.
+    points are the sections', each clamped to its allocation (``given`` keeps what the judge wrote,
+    and ``points_clamped`` says where that was more). Without a grading the scores are NaN and
+    ``acc`` lies between 0 and 1.
     """
     (judgement,) = results
     outcome = judgement.outcomes[0] if judgement.outcomes else None
@@ -395,6 +399,9 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
         "acc_low": acc if grading or judgement.answer.empty else 0.0,
         "acc_high": acc if grading or judgement.answer.empty else 1.0,
         **{f"{name}_acc": ratios.get(name, _NAN) for name in allotted if name != "total"},
+        "points_clamped": float(
+            grading is not None and any(grading.awarded[n] > p for n, p in allotted.items())
+        ),
         "judge_coverage": float(bool(awarded)),
         "empty_answers": float(judgement.answer.empty),
         "grading": {
@@ -402,6 +409,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
                 {
                     "section": name,
                     "awarded": awarded.get(name),
+                    "given": grading.awarded[name] if grading else None,
                     "points": points,
                     "breakdown": [asdict(i) for i in grading.breakdown[name]] if grading else [],
                 }

@@ -6,7 +6,6 @@ github.com/scaleapi/PRBench; where this differs from the official script, the RE
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -33,6 +32,7 @@ JUDGE_PROMPTS: Specs = {
 
 _KEPT = ("field", "topic", "expert", "economic_pathway", "decision_type")
 _NAN = float("nan")
+_LARGEST_WEIGHT = 1_000_000  # the data's are from -10 to 10; more is a slip, and overflows
 
 
 # --- row → document ------------------------------------------------------------------------
@@ -111,8 +111,11 @@ def _weight(annotations: Mapping[str, Any]) -> int:
         )
     weight = annotations[field]
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not number or not math.isfinite(weight) or weight != int(weight):
-        raise DataError(f"{field!r} is the weight by weight_class, and not an integer: {weight!r}")
+    if not number or not abs(weight) <= _LARGEST_WEIGHT or weight != int(weight):
+        raise DataError(
+            f"{field!r} is the weight by weight_class, and not an integer from "
+            f"-{_LARGEST_WEIGHT} to {_LARGEST_WEIGHT}: {weight!r:.40}"
+        )
     return int(weight)
 
 

@@ -32,7 +32,7 @@ from custom_metrics import (  # prefilled registers itself
 from custom_metrics.arguments import read_json, read_pairs
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge import JudgeConfig, resolve_config, shared_judge
-from custom_metrics.masking import mask_named
+from custom_metrics.masking import mask_named, shown
 from custom_metrics.session import Session
 
 logger = logging.getLogger("lm_eval.rubrics")
@@ -162,6 +162,12 @@ def run(argv: Sequence[str]) -> None:
     _chat_template(args, written)
     predict_only = getattr(args, "predict_only", False) or written.get("predict_only")
     config = None if predict_only else resolve_config(args.metadata.get("judge"), overrides)
+    _check_documents(
+        args.limit if args.limit is not None else written.get("limit"),
+        args.samples or written.get("samples"),
+        tasks,
+        args.include_path,
+    )
     _check_before_the_model(config, tasks, args.include_path, args.metadata)
     if overrides:
         args.metadata["judge"] = {**(args.metadata.get("judge") or {}), **overrides}
@@ -227,6 +233,24 @@ def _only_ours(tasks: Sequence[str], include_path: Sequence[str]) -> bool:
     return bool(tasks) and all(
         task.endswith(".yaml") or known.match_tasks([task]) for task in tasks
     )
+
+
+def _check_documents(
+    limit: Any, samples: Any, tasks: Sequence[str], include_path: Sequence[str]
+) -> None:
+    """Refuse what would run other documents than were meant, all of them in the end."""
+    if isinstance(limit, int | float) and not limit > 0:
+        raise ConfigError(f"--limit: a number above 0 is needed, not {limit:g}")
+    if not isinstance(samples, Mapping) or not _only_ours(tasks, include_path):
+        return  # a file's name, or none; or tasks that only the harness knows
+    known = TaskManager(include_path=list(include_path), include_defaults=False)
+    names = {n for task in tasks for n in _leaves(known.match_tasks([task]), known)}
+    strangers = [name for name in samples if name not in names] if names else []
+    if strangers:
+        raise ConfigError(
+            f"--samples: {', '.join(map(shown, strangers))} is none of the tasks that run; they "
+            f"are {', '.join(sorted(names))}"
+        )
 
 
 def _check_before_the_model(

@@ -76,6 +76,12 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             raise ConfigError(
                 f"{config['task']}: filter_list is not supported; answers are cleaned"
             )
+        if (config.get("repeats") or 1) != 1:
+            logger.warning(
+                "%s: repeats is %s, and only the first answer to each document is judged",
+                config["task"],
+                config["repeats"],
+            )
         self._doc_to_messages: Callable[..., list[Message]] = functions["doc_to_messages"]
         self._doc_to_judge: Callable[..., list[Any]] = functions["doc_to_judge"]
         self._judge_prompts: prompts.Specs = functions["judge_prompts"]
@@ -135,10 +141,17 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                 f"{self.task_name}: few-shot examples are not defined for this benchmark; leave "
                 "out --num_fewshot"
             )
+        if limit is not None and limit < 1:
+            raise ConfigError(f"{self.task_name}: --limit takes a number above 0")
         if cache_requests:
             logger.warning("%s: --cache_requests is not used; building is fast", self.task_name)
         self._warn_of_secrets()
-        model, self._companions = _calling_run(chat_template, self)
+        model, self._companions, chosen = _calling_run(chat_template, self)
+        if chosen and not samples:
+            raise ConfigError(
+                f"{self.task_name}: --samples has no indices for it, and all its documents would "
+                f"run; it has {', '.join(map(str, chosen))}. Name the tasks themselves, not a group"
+            )
         if self._task_prompts is not None:
             self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
         if not self.predict_only:
@@ -585,22 +598,26 @@ def _expanded(entries: Iterable[Mapping[str, Any]], names: Sequence[str]) -> lis
 
 def _calling_run(
     chat_template: Callable[..., Any] | None, task: RubricTask
-) -> tuple[Any, list[RubricTask]]:
-    """The model under test, and the rubric tasks that run together with ``task``, itself included.
+) -> tuple[Any, list[RubricTask], Mapping[str, Any]]:
+    """The model under test, the rubric tasks that run together with ``task``, itself included, and
+    the documents chosen by ``--samples``.
 
-    ``build_all_requests`` is given neither; the chat template is a bound method of the model, and
-    the caller, ``lm_eval.evaluator.evaluate``, has both as its locals ``lm`` and ``eval_tasks``.
+    ``build_all_requests`` is given none of them; the chat template is a bound method of the model,
+    and the caller, ``lm_eval.evaluator.evaluate``, has them as ``lm``, ``eval_tasks``, ``samples``.
     """
     model = getattr(chat_template, "__self__", None)
     together = [task]
+    chosen: Mapping[str, Any] = {}
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__") == "lm_eval.evaluator":
         model = frame.f_locals.get("lm") if model is None else model
         tasks = frame.f_locals.get("eval_tasks") or {}
         ours = [other for other in tasks.values() if isinstance(other, RubricTask)]
         together = ours if task in ours else together
+        chosen = frame.f_locals.get("samples") or {}
     # With --use_cache it is wrapped.
-    return getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model, together
+    model = getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model
+    return model, together, chosen
 
 
 def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Outcome[Any]]:

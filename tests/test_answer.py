@@ -245,3 +245,45 @@ def test_a_model_that_repeats_an_opening_tag_is_read_at_once(unit: str) -> None:
 def test_a_long_answer_survives_whole() -> None:
     answer = "Pay. " * 40_000 + "End"
     assert graded(f"<think>{'why ' * 50_000}</think>{answer}") == answer
+
+
+# --- markers of other models ---------------------------------------------------------------------
+
+OTHER_MARKERS = [
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+]
+
+
+@pytest.mark.parametrize(("opening", "closing"), OTHER_MARKERS)
+def test_reasoning_in_other_markers_is_removed(opening: str, closing: str) -> None:
+    assert clean_answer(f"{opening}hm\n{closing}\nYes.") == Answer("Yes.", "answered")
+    assert clean_answer(f"hm\n{closing}\nYes.") == Answer("Yes.", "answered")
+    assert clean_answer(f"{opening}hm") == Answer("", "cut_in_reasoning")
+    assert opens_reasoning(f"<s>[INST]Q[/INST]{opening}\n")
+
+
+def test_markers_of_two_kinds_do_not_close_each_other() -> None:
+    assert clean_answer("[THINK]a</think>b[/THINK]c").text == "c"
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+         Answer("Yes.", "answered")),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+         "<|return|>", Answer("Yes.", "answered")),
+        ("<|channel|>analysis<|message|>hm", Answer("", "cut_in_reasoning")),
+        ("<|channel|>final<|message|>Yes.", Answer("Yes.", "answered")),
+        ("analysisThe user asks.assistantfinalYes.", Answer("Yes.", "answered")),
+        ("analysis of the assistantfinal kind", Answer("analysis of the assistantfinal kind",
+                                                       "answered")),
+        ("An analysis.", Answer("An analysis.", "answered")),
+    ],
+)  # fmt: skip
+def test_only_the_final_channel_is_the_answer(output: str, answer: Answer) -> None:
+    assert clean_answer(output) == answer

@@ -18,6 +18,7 @@ from stub_server import Received, Reply, StubServer, openai_error, verdict
 
 import lm_eval_tasks
 from custom_metrics import answers, data
+from custom_metrics.cli import main
 from custom_metrics.errors import ConfigError, DataError
 from custom_metrics.judge import Judge, JudgeCall, JudgeConfig, read_met, write_met
 
@@ -314,3 +315,51 @@ def test_the_demo_s_plawbench_falls_with_the_answers() -> None:
         assert "scores mean nothing" in json.dumps(found["results"])
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 2 * scores[1] > 4 * scores[2]
+
+
+def test_an_answer_that_stands_twice_in_a_json_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.json"
+    path.write_text('{"a": "one", "a": "two"}', encoding="utf-8")
+    with pytest.raises(DataError, match="second answer for 'a'"):
+        answers.read(path)
+
+
+@pytest.mark.parametrize("name", ["answers.json", "answers.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, name: str) -> None:
+    text = '{"a": "one"}' if name.endswith("json") else '{"id": "a", "answer": "one"}\n'
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8-sig")
+    assert answers.read(path) == {"a": "one"}
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_is_none_is_refused(server: StubServer, limit: int) -> None:
+    with pytest.raises(ConfigError, match="--limit"):
+        evaluate("prbench_finance", **chat_model(server.url), judge=judge_at(server.url),
+                 limit=limit)  # fmt: skip
+
+
+def test_samples_of_a_group_are_refused_and_do_not_run_everything(server: StubServer) -> None:
+    with pytest.raises(ConfigError, match="--samples has no indices for it"):
+        evaluate("prbench", **chat_model(server.url), judge=judge_at(server.url),
+                 samples={"prbench": [0]})  # fmt: skip
+    assert not server.received
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--limit", "-1"], "--limit"),
+        (["--limit", "0"], "--limit"),
+        (["--samples", '{"prbench": [0]}'], "prbench_finance, prbench_legal"),
+        (["--samples", '{"prbench_fnance": [0]}'], "prbench_finance, prbench_legal"),
+    ],
+)
+def test_a_wrong_choice_of_documents_ends_before_the_model(
+    flags: list[str], named: str, server: StubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", "hf", "--model_args", "pretrained=there-is-none"]
+    judge = ["--judge", f"base_url={server.url}", "prompt=builtin"]
+    assert main(["run", "--tasks", "prbench", *model, *judge, *flags]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error:")]
+    assert named in line

@@ -475,6 +475,15 @@ def test_points_above_an_allocation_are_clamped_to_it() -> None:
     scores = plawbench.process_results(case(), [judged(reply)])
     assert scores["conclusion_acc"] == 1
     assert scores["acc"] == pytest.approx((10 + 10 + 15.5) / 75)
+    assert scores["points_clamped"] == 1
+    first, second, *_ = scores["grading"]["sections"]
+    assert (first["awarded"], first["given"]) == (10, 1000)
+    assert second["awarded"] == second["given"]
+
+
+@pytest.mark.parametrize("points", [10**7, 1e300, "9999999999"])
+def test_points_beyond_any_rubric_are_none(points: Any) -> None:
+    assert plawbench.points_of(points) is None
 
 
 def test_a_failed_grading_has_no_score_but_bounds() -> None:

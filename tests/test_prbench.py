@@ -253,6 +253,7 @@ BAD_ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         annotated(important_weight=None, critically_important_weight=9),
         ("c-1", "'important_weight'", "None"),
     ),
+    ("a weight that overflows", annotated(important_weight=10**30), ("c-1", "1000000")),
     ("a weight of text", annotated(important_weight="5"), ("c-1", "'important_weight'", "'5'")),
     ("a weight that is a boolean", annotated(important_weight=True), ("'important_weight'",)),
     ("a fraction of a weight", annotated(important_weight=4.5), ("'important_weight'", "4.5")),

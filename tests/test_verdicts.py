@@ -349,3 +349,27 @@ def test_an_overlap_is_written_so_that_it_reads_back(overlap: float, met: bool) 
     assert found.met is met
     assert f"{overlap:.2f}" in found.explanation
     assert "smoke test" in found.explanation
+
+
+def test_two_verdicts_in_an_object_that_does_not_parse_are_refused() -> None:
+    reply = '{"criteria_met": true, "explanation": "wrote "a", "criteria_met": false"}'
+    with pytest.raises(Unreadable, match="both verdicts"):
+        read_met(reply)
+
+
+def test_the_last_field_is_the_verdict_where_a_quotation_holds_the_other() -> None:
+    reply = '{"explanation": "it says "criteria_met": true, which is wrong", "criteria_met": false}'
+    assert read_met(reply).met is False
+
+
+@pytest.mark.parametrize("fence", ["", "```json\n"])
+def test_a_tag_that_the_explanation_speaks_of_ends_no_reasoning(fence: str) -> None:
+    reply = '{"explanation": "It ends in </think> and no more.", "criteria_met": true}'
+    text = f"{fence}{reply}\n```" if fence else reply
+    assert read_met(text).explanation == "It ends in </think> and no more."
+
+
+def test_a_failure_does_not_repeat_a_reply_of_any_length() -> None:
+    with pytest.raises(Unreadable) as caught:
+        read_met(json.dumps({"criteria_met": "maybe " * 50_000}))
+    assert len(str(caught.value)) < 300

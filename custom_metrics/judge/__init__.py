@@ -8,7 +8,7 @@ each. ``config`` holds the settings, ``client`` and ``lexical`` are the two kind
 from custom_metrics.judge.calls import JudgeCall, Outcome, Reply, Unreadable
 from custom_metrics.judge.config import JudgeConfig, resolve_config
 from custom_metrics.judge.engine import Judge, shared_judge
-from custom_metrics.judge.replies import object_with
+from custom_metrics.judge.replies import excerpt, object_with
 from custom_metrics.judge.verdicts import Met, read_met, write_met
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Outcome",
     "Reply",
     "Unreadable",
+    "excerpt",
     "object_with",
     "read_met",
     "resolve_config",

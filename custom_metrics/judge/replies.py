@@ -15,6 +15,7 @@ from custom_metrics.judge.calls import Unreadable
 # Where JSON may begin, and where an object seems to.
 _START = re.compile(r"""\{\s*["}]|\[\s*\{""")
 _OPENING = re.compile(r"""\{(?=\s*(?:["'“”\w}]|\Z))""")
+_WHOLE_OBJECT = re.compile(r"\s*(?:```(?:json)?\s*)?(\{.*\})\s*(?:```\s*)?\Z", re.DOTALL)
 _CUT_NUMBER = re.compile(r"[-+\d.eE]+\s*\Z")
 # Points as a judge writes them, and nothing behind them that would change their meaning.
 _POINTS_KEY = re.compile(r'"total_points"')
@@ -23,6 +24,7 @@ _PLAIN_POINTS = re.compile(
     r"""[ \t]*(?=[,}\]]|//|\#|\s*\n\s*["}\]])"""
 )
 _LEADING_NUMBER = re.compile(r"\s*\+?(\d+(?:\.\d+)?)")
+_EXCERPT_LENGTH = 200
 # Mending takes time that grows with the square of these; no verdict has so many.
 _MOST_BRACES = 2000
 
@@ -40,13 +42,32 @@ class Scan:
         return next((value for value in self.values if value[0] <= position < value[1]), None)
 
 
+def excerpt(value: Any) -> str:
+    """A value out of a reply for a message: a reply may be as long as a book."""
+    text = repr(value)
+    return text if len(text) <= _EXCERPT_LENGTH else f"{text[:_EXCERPT_LENGTH]} …"
+
+
 def reply_text(text: str) -> str:
     """A reply without the judge's own reasoning. Raises :class:`Unreadable` if nothing is left."""
+    if _is_object(text):  # a closing tag in it is one that the explanation speaks of
+        return text.strip()
     answer = clean_answer(text)
     if answer.empty:
         cut = answer.status == "cut_in_reasoning"
         raise Unreadable("the reply ends inside its reasoning" if cut else "an empty reply")
     return answer.text
+
+
+def _is_object(text: str) -> bool:
+    """Whether a reply is one JSON object and nothing else, fenced or not."""
+    match = _WHOLE_OBJECT.match(text)
+    if match is None:
+        return False
+    try:
+        return isinstance(json.loads(match[1], strict=False), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def scan(text: str, decoder: json.JSONDecoder | None = None) -> Scan:
@@ -127,7 +148,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         for name, value in pairs:
             if repr(result[name]) != repr(value):
-                raise Unreadable(f"{name} stands there twice, with different values")
+                raise Unreadable(f"{excerpt(name)} stands there twice, with different values")
     return result
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from custom_metrics.judge.calls import Unreadable
-from custom_metrics.judge.replies import mended, reply_text, scan
+from custom_metrics.judge.replies import excerpt, mended, reply_text, scan
 
 _KEY = re.compile(r"""["'“”]?criteria_met["'“”]?\s*:\s*""")
 _VALUE = re.compile(r"""["'“”]?(true|false|yes|no)["'“”]?\s*[,}\n]""", re.IGNORECASE)
 _LAST_FIELD = re.compile(r"""["'“”]?\w+["'“”]?\s*,?\s*\}\s*\]?\s*(?:```\s*)?\Z""")
+_FIRST_FIELD = re.compile(r"""\{\s*["'“”]?criteria_met["'“”]?\s*:""")
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 _SAYS_UNMET = re.compile(
@@ -98,7 +99,7 @@ def _from_object(value: dict[str, Any]) -> Met:
     if isinstance(verdict, str):
         verdict = _WORDS.get(verdict.strip().lower(), verdict)
     if not isinstance(verdict, bool):
-        raise Unreadable(f"criteria_met is {verdict!r}, neither true nor false")
+        raise Unreadable(f"criteria_met is {excerpt(verdict)}, neither true nor false")
     explanation = value.get("explanation")
     return Met(verdict, explanation if isinstance(explanation, str) else "")
 
@@ -114,7 +115,10 @@ def _mended(text: str, keys: Sequence[re.Match[str]]) -> Met:
         raise Unreadable("criteria_met is neither true nor false")
     mentioned = [_VALUE.match(text, other.end()) for other in keys]
     words = {_WORDS[match[1].lower()] for match in mentioned if match}
-    if len(words) > 1 and not _LAST_FIELD.match(text, key.end()):
+    # A quotation in the explanation may hold the other verdict: the object's own comes last then,
+    # unless one stands at the object's beginning as well.
+    own = _LAST_FIELD.match(text, key.end()) and not _FIRST_FIELD.match(text, start)
+    if len(words) > 1 and not own:
         raise Unreadable("not JSON, and it holds both verdicts")
     candidates = mended(text[start : end + 1])
     objects = [
