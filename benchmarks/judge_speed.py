@@ -30,11 +30,11 @@ PROMPT_CHARACTERS = 16_000
 
 
 @contextmanager
-def stub(delay: float) -> Iterator[str]:
-    """The address of a stub judge that gives the same verdict to every call."""
+def stub(delay: float, until: str = "Criterion") -> Iterator[str]:
+    """The address of a stub judge that gives the same verdict to every call; see its file."""
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("stub_judge.py")),
-         "--delay", str(delay)],
+         "--delay", str(delay), "--until", until],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

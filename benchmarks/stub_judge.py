@@ -1,12 +1,13 @@
 """A judge on loopback that costs next to nothing, so that a benchmark measures its clients.
 
-    python benchmarks/stub_judge.py [--delay 0.05]
+    python benchmarks/stub_judge.py [--delay 0.05] [--until TEXT]
 
 Answers every chat completion with one verdict after ``--delay`` seconds and lists one model. It
-reads no JSON: it takes a request's first ``PREFIX_BYTES`` bytes of body for the conversation, and
-counts as a miss each call whose conversation had no answer yet when it arrived, as a server's
-prefix cache would. ``GET /counts`` tells calls, misses and the most calls in flight, and begins
-anew.
+reads no JSON: it takes a request's body up to ``--until`` for the conversation, and counts as a
+miss each call whose conversation had no answer yet when it arrived, as a server's
+prefix cache would. ``GET /counts`` tells calls, misses, the most calls in flight and the seconds
+from the first call to the last, and begins anew. Calls below ``/model/`` are answered and not
+counted: there the stub stands in for the model under test.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import asyncio
 import json
 import time
 
-PREFIX_BYTES = 1_000
 _VERDICT = json.dumps(
     {"explanation": "The response names what the criterion asks for.", "criteria_met": True}
 )
@@ -39,18 +39,18 @@ class Counts:
     """What the server has seen since it was last asked."""
 
     def __init__(self) -> None:
-        self.answered: set[bytes] = set()
+        self.answered: set[int] = set()
         self.calls = self.misses = self.in_flight = self.peak = 0
         self.first = self.last = 0.0
 
-    def arrived(self, prefix: bytes) -> None:
+    def arrived(self, prefix: int) -> None:
         self.first = self.first or time.monotonic()
         self.calls += 1
         self.misses += prefix not in self.answered
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
 
-    def left(self, prefix: bytes) -> None:
+    def left(self, prefix: int) -> None:
         self.answered.add(prefix)
         self.in_flight -= 1
         self.last = time.monotonic()
@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
     models = _response(_MODELS)
     counts = Counts()
     delay = 0.0
+    until = b"Criterion"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -86,12 +87,13 @@ class Connection(asyncio.Protocol):
             self._needed = end + 4 + size
             if len(self._buffer) < self._needed:
                 return
-            prefix = bytes(self._buffer[end + 4 : end + 4 + PREFIX_BYTES])
+            body = bytes(self._buffer[end + 4 : self._needed])
+            prefix = hash(body[: body.rfind(self.until)])
             del self._buffer[: self._needed]
             self._needed = 0
             self._answer(head, prefix)
 
-    def _answer(self, head: bytes, prefix: bytes) -> None:
+    def _answer(self, head: bytes, prefix: int) -> None:
         if head.startswith(b"get /counts"):
             record = Connection.counts.record()
             Connection.counts = Counts()
@@ -99,19 +101,21 @@ class Connection(asyncio.Protocol):
         elif head.startswith(b"get "):
             self._transport.write(self.models)
         else:
-            counts = Connection.counts
-            counts.arrived(prefix)
+            counts = None if head.startswith(b"post /model/") else Connection.counts
+            if counts is not None:
+                counts.arrived(prefix)
             loop = asyncio.get_running_loop()
             loop.call_later(self.delay, self._reply, counts, prefix)
 
-    def _reply(self, counts: Counts, prefix: bytes) -> None:
-        counts.left(prefix)
+    def _reply(self, counts: Counts | None, prefix: int) -> None:
+        if counts is not None:
+            counts.left(prefix)
         if not self._transport.is_closing():
             self._transport.write(self.reply)
 
 
-async def serve(delay: float) -> None:
-    Connection.delay = delay
+async def serve(delay: float, until: str) -> None:
+    Connection.delay, Connection.until = delay, until.encode()
     server = await asyncio.get_running_loop().create_server(
         Connection, "127.0.0.1", 0, backlog=2048
     )
@@ -123,4 +127,6 @@ async def serve(delay: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--delay", type=float, default=0.05, help="seconds before each answer")
-    asyncio.run(serve(parser.parse_args().delay))
+    parser.add_argument("--until", default="Criterion", help="where a conversation's part ends")
+    chosen = parser.parse_args()
+    asyncio.run(serve(chosen.delay, chosen.until))

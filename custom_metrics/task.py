@@ -7,11 +7,13 @@ The comments say which behaviour of lm-evaluation-harness 0.4.13 a line relies o
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -281,7 +283,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                     task._start_judging()
             if self.predict_only:
                 return
-            self._wait()
+            with _rare_collections():
+                self._wait()
         except JudgeError as error:
             raise _with_kept_answers(error, self._companions) from None
         except KeyboardInterrupt:
@@ -336,17 +339,17 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         super().apply_filters()
         if self.predict_only:
             return
-        for instance in self._instances:
-            opened = self._reasoning_opened(instance)
-            for response in instance.filtered_resps.values():
-                self._submit(instance.doc, response, opened)
+        self._submit(
+            (instance, response)
+            for instance in self._instances
+            for response in instance.filtered_resps.values()
+        )
 
     def _answer_arrived(self, prompt: str, answer: str) -> None:
         """Judge an answer while others are still generated; see :mod:`custom_metrics.session`."""
         if self.predict_only:
             return
-        for instance in self._by_prompt.get(prompt, []):
-            self._submit(instance.doc, _text(answer), self._reasoning_opened(instance))
+        self._submit((instance, _text(answer)) for instance in self._by_prompt.get(prompt, []))
 
     def _reasoning_opened(self, instance: Instance) -> bool:
         # With think_end_token the model class has removed the reasoning, closing tag and all.
@@ -354,20 +357,32 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         known = "think_end_token" not in (self.config.metadata or {})
         return known and isinstance(prompt, str) and opens_reasoning(prompt)
 
-    def _submit(self, doc: Mapping[str, Any], response: str, opened: bool) -> None:
-        key = (doc["id"], response)
-        if key in self._pending:
-            return
-        answer = clean_answer(response, reasoning_opened=opened)
-        if response and response == api_models.LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER:
-            answer = Answer("", "empty")  # stands for a null answer, and is nobody's answer
+    def _submit(self, answered: Iterable[tuple[Instance, str]]) -> None:
+        """Start the judging of answers that are not being judged yet.
+
+        All calls go in one piece: making prompts while others are under way would take the
+        interpreter from the judge's thread.
+        """
         assert self._judge is not None
-        calls = (
-            []
-            if answer.empty
-            else self._doc_to_judge(doc, self._messages(doc), answer, self._prompt)
-        )
-        self._pending[key] = (answer, self._judge.submit(calls))
+        waiting: dict[tuple[str, str], tuple[Answer, list[JudgeCall[Any]]]] = {}
+        for instance, response in answered:
+            key = (instance.doc["id"], response)
+            if key not in self._pending and key not in waiting:
+                answer = self._answer_in(response, self._reasoning_opened(instance))
+                waiting[key] = answer, self._calls(instance.doc, answer)
+        futures = iter(self._judge.submit([c for _, calls in waiting.values() for c in calls]))
+        for key, (answer, calls) in waiting.items():
+            self._pending[key] = answer, [next(futures) for _ in calls]
+
+    def _answer_in(self, response: str, opened: bool) -> Answer:
+        if response and response == api_models.LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER:
+            return Answer("", "empty")  # stands for a null answer, and is nobody's answer
+        return clean_answer(response, reasoning_opened=opened)
+
+    def _calls(self, doc: Mapping[str, Any], answer: Answer) -> list[JudgeCall[Any]]:
+        if answer.empty:
+            return []
+        return self._doc_to_judge(doc, self._messages(doc), answer, self._prompt)
 
     def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
         """The document's metrics, the same keys for every document; NaN where one has no value.
@@ -618,6 +633,23 @@ def _calling_run(
     # With --use_cache it is wrapped.
     model = getattr(model, "lm", model) if type(model).__name__ == "CachingLM" else model
     return model, together, chosen
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Keep the garbage collector from going through all that was made so far, again and again.
+
+    Thousands of calls are waiting, beside torch and the harness, and none of it is garbage; the
+    collector took a seventh of the judge's time.
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Outcome[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import hashlib
 import json
 import logging
 import math
@@ -20,8 +21,8 @@ from typing import Any
 
 import aiohttp
 import openai
+import orjson
 
-from custom_metrics import fetch
 from custom_metrics.errors import JudgeError
 from custom_metrics.judge.calls import JudgeCall, Reply, Usage
 from custom_metrics.judge.config import OPENAI_URL, JudgeConfig, header_value
@@ -150,7 +151,7 @@ class OpenAIClient:
         """
         path, body = request_of(self.config, call.messages(), max_tokens)
         self._leave_out(body)
-        content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        content = _json(body)
         try:
             response = await self._transport.post(path, content)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
@@ -158,7 +159,7 @@ class OpenAIClient:
                 raise _unsendable(self.config, error) from None
             raise PassingFailure(self._hide(_cause(error))) from None
         try:
-            result = json.loads(response.content)
+            result = _parsed(response.content)
         except (ValueError, RecursionError):
             result = None
         if not 200 <= response.status < 300:
@@ -273,6 +274,13 @@ class OpenAIClient:
         )
 
 
+def _parsed(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except ValueError:  # it takes no escaped lone surrogate, and no NaN
+        return json.loads(content)
+
+
 def _error_of(result: Any) -> Mapping[str, Any]:
     """The error object of a response: under ``error``, or the whole body (older vLLM)."""
     error = result.get("error", result) if isinstance(result, Mapping) else None
@@ -324,7 +332,15 @@ def request_key(
     """A key over everything that determines a reply: endpoint, configured request, repeat."""
     request = request_of(config, messages, max_tokens)
     parts = [config.backend, config.endpoint, config.api_version, *request, repeat]
-    return fetch.sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True))
+    return hashlib.sha256(_json(parts)).hexdigest()
+
+
+def _json(value: Any) -> bytes:
+    """``value`` as JSON. The standard library takes a fifth of a call's time for a long prompt."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # a lone surrogate, or an integer beyond 64 bits
+        return json.dumps(value, sort_keys=True).encode()
 
 
 def _chat_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
