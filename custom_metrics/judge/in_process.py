@@ -79,6 +79,7 @@ class InProcessClient:
         """A batch that runs is left to itself: no model class can be stopped."""
         if self._timer is not None:
             self._timer.cancel()
+        self._loaded = None  # its memory, and with vLLM its processes
 
     async def send(self, call: JudgeCall[Any], max_tokens: int | None) -> Reply:
         """The reply to one call, which is part of the next batch.

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the extended tests need torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from asking import call, kept
-from commands import command, metrics, results, samples
+from commands import command
 
 import lm_eval_tasks
 from custom_metrics.judge import Judge, JudgeConfig
@@ -47,20 +47,15 @@ def test_a_hugging_face_model_generates_and_another_judges_in_two_steps(
         "lm-eval-rubrics", "run", "--model", "prefilled", "--model_args", f"path={answers}",
         "--tasks", "prbench_sample", "--limit", "2", "--judge", "backend=lm_eval",
         "judge_model=hf", f"judge_model_args={arguments}", "prompt=builtin", "max_tokens=12",
-        "on_failure=unmet", "--output_path", str(tmp_path / "out"), "--log_samples",
+        "max_retries=0", "--output_path", str(tmp_path / "out"),
     )  # fmt: skip
+    # A random model gives no verdict, and a run without any is no run.
+    assert judged.code == 3, judged.text
+    assert "no call of prbench_sample got a verdict" in judged.errors
+    assert "unread: " in judged.errors
     store = kept(tmp_path / "cache" / "judge.sqlite")
-    assert len({text for text, _ in store}) > 1  # noise, and different for different prompts
-    # A random model gives no verdict: a few criteria are all unread, and that is what is said.
-    assert judged.code in (0, 3), judged.text
-    assert "the reply was cut off" in judged.text or "criteria_met" in judged.text
-    if judged.code == 0:
-        lines = samples(tmp_path / "out", "prbench_sample")
-        assert all(c["failure"] for line in lines for c in line["doc"]["criteria"])
-        found = results(tmp_path / "out")
-        assert metrics(found, "prbench_sample")["clipped_score_low"] <= 0
-        record = found["configs"]["prbench_sample"]["metadata"]["judge"]
-        assert record["judge_model_args"]["batch_size"] == 8
+    assert len({text for text, _ in store}) > 1  # noise, and another for another prompt
+    assert not any(usable for _, usable in store)
 
 
 @pytest.mark.parametrize("kind", ["hf", "vllm"])
