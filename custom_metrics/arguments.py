@@ -12,18 +12,24 @@ from custom_metrics.errors import ConfigError
 from custom_metrics.masking import shown
 
 _NEXT_PAIR = re.compile(r",(?=\w+=)")
+# A setting that takes pairs itself: all that follows it in the same argument.
+_TAKES_PAIRS = re.compile(r"(?:\A|,)(?=judge_model_args=)")
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 _FLAG = re.compile(r"--?[a-z_]{1,40}")
 _FLAG_VALUE = re.compile(r"(--\w+)=\S+")
 
 
 def read_pairs(option: str, values: Sequence[str]) -> dict[str, str]:
-    """``key=value`` pairs, separated by blanks or commas; values keep commas of their own.
+    """``key=value`` pairs, separated by blanks or commas; values keep commas of their own, and
+    that of ``judge_model_args`` is the rest of its argument.
 
     Raises :class:`ConfigError` that says which pair is none.
     """
     pairs: dict[str, str] = {}
-    parts = [part for value in values for part in _NEXT_PAIR.split(value)]
+    parts: list[str] = []
+    for value in values:
+        first, *last = _TAKES_PAIRS.split(value, maxsplit=1)
+        parts += [*(_NEXT_PAIR.split(first) if first or not last else []), *last]
     for number, part in enumerate(parts, 1):
         key, separator, value = part.partition("=")
         if not separator:

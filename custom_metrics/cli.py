@@ -78,6 +78,10 @@ def _dispatch(arguments: list[str]) -> int:
     estimate.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     estimate.add_argument("--answer_tokens", type=int, default=800, metavar="N")
     estimate.add_argument("--reply_tokens", type=int, default=150, metavar="N")
+    fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
+    fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
+    fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
+    fetch.add_argument("--dataset_revision", metavar="REV", help="of PRBench; default: main")
     parsed = parse(parser, arguments)
     if parsed.command == "path":
         print(lm_eval_tasks.path())
@@ -85,6 +89,8 @@ def _dispatch(arguments: list[str]) -> int:
         _demo()
     elif parsed.command == "cache":
         _cache(parsed)
+    elif parsed.command == "fetch":
+        _fetch(parsed)
     elif parsed.command == "estimate":
         _estimate(parsed)
     else:
@@ -172,6 +178,18 @@ def _estimate(parsed: argparse.Namespace) -> None:
         reply_tokens=parsed.reply_tokens,
     )
     print(table(found, how, config))
+
+
+def _fetch(parsed: argparse.Namespace) -> None:
+    from custom_metrics.staging import stage
+
+    names = [name for given in parsed.tasks or [] for name in given.split(",") if name]
+    folder = Path(parsed.dest).expanduser()
+    sizes = stage(folder, names, parsed.dataset_revision)
+    print(
+        f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB. There: export RUBRIC_DATA_DIR=DIR "
+        f"RUBRIC_PROMPTS_DIR=DIR, DIR being {folder} or where it was carried"
+    )
 
 
 def _link(command: str) -> None:

@@ -67,7 +67,7 @@ def find_split(
         return _source("bundled with lm-eval-rubrics", None, [bundled])
     chosen = os.environ.get("RUBRIC_DATA_DIR")
     if chosen:
-        names = (*files, *_patterns(split))
+        names = (*files, *patterns(split))
         found = _first_match(Path(chosen).expanduser() / folder, names)
         if not found:
             raise DataError(
@@ -75,6 +75,20 @@ def find_split(
                 f"{', '.join(names)}); add it, or unset the variable to have it fetched"
             )
         return _source(f"RUBRIC_DATA_DIR/{folder}", None, found)
+    return fetched_split(split, repository, files, revision, github)
+
+
+def fetched_split(
+    split: str,
+    repository: str,
+    files: Sequence[str] = (),
+    revision: str | None = None,
+    github: Pinned | None = None,
+) -> Source:
+    """:func:`find_split` without a folder of the user's: from the authors' repository or the Hub.
+
+    What was fetched before is not fetched again. Raises :class:`DataError`.
+    """
     if github is not None:
         return _from_github(github, files[0])
     return _from_hub(repository, split, revision)
@@ -105,7 +119,7 @@ def _from_github(pinned: Pinned, name: str) -> Source:
 def _from_hub(repository: str, split: str, revision: str | None) -> Source:
     from huggingface_hub import snapshot_download
 
-    wanted = [pattern for name in _patterns(split) for pattern in (name, f"*/{name}")]
+    wanted = [pattern for name in patterns(split) for pattern in (name, f"*/{name}")]
     try:
         folder = Path(
             snapshot_download(
@@ -120,7 +134,7 @@ def _from_hub(repository: str, split: str, revision: str | None) -> Source:
             "name and the connection (HF_HUB_OFFLINE switches it off), or set RUBRIC_DATA_DIR to a "
             "folder that holds the data"
         ) from None
-    files = _first_match(folder, _patterns(split))
+    files = _first_match(folder, patterns(split))
     if not files:
         raise DataError(
             f"{repository} at revision {folder.name} has no parquet file of the split {split!r}, "
@@ -130,7 +144,8 @@ def _from_hub(repository: str, split: str, revision: str | None) -> Source:
     return _source(repository, folder.name, files)
 
 
-def _patterns(split: str) -> tuple[str, ...]:
+def patterns(split: str) -> tuple[str, ...]:
+    """The names that the file or files of ``split`` may have, in the order of their preference."""
     return (f"{split}.parquet", f"{split}.jsonl", f"{split}-*-of-*.parquet")
 
 

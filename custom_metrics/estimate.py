@@ -50,7 +50,7 @@ def estimate(
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
         raise ConfigError(f"no task {', '.join(unknown)}; there are {', '.join(manager.all_tasks)}")
-    count, how = _counter(config.model)
+    count, how = _counter(config.name)
     answer = Answer(" abc" * answer_tokens, "answered")
     tasks: list[RubricTask] = list(manager.load(list(names))["tasks"].values())
     return [_of_task(task, config, answer, limit, reply_tokens, count) for task in tasks], how

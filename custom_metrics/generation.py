@@ -87,11 +87,15 @@ def generation_kwargs(configured: Mapping[str, Any], model: Any) -> dict[str, An
 
 
 def context_of(
-    model: Any, render: Callable[[Sequence[Message]], Any], model_args: Mapping[str, Any]
+    model: Any,
+    render: Callable[[Sequence[Message]], Any],
+    model_args: Mapping[str, Any],
+    option: str = "--model_args",
 ) -> Context | None:
     """The window of ``model``, or None where it cannot be known (most chat APIs).
 
-    ``render`` makes the prompt that the model is given. Raises :class:`ConfigError` for a
+    ``render`` makes the prompt that the model is given; ``option`` is where its arguments are
+    set. Raises :class:`ConfigError` for a
     completions API without ``max_length``: the harness would assume 2,048 tokens.
     """
     api = "TemplateAPI" in _classes(model)
@@ -106,7 +110,7 @@ def context_of(
         return None
     if api and "max_length" not in model_args:
         raise ConfigError(
-            "--model_args max_length is needed for a completions API: the harness assumes a "
+            f"{option} max_length is needed for a completions API: the harness assumes a "
             "context of 2048 tokens otherwise and cuts what is longer; give the server's own, "
             "such as max_length=32768"
         )

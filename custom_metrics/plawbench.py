@@ -18,7 +18,7 @@ from typing import Any
 from custom_metrics import statistics
 from custom_metrics.answer import Answer
 from custom_metrics.errors import DataError
-from custom_metrics.judge import JudgeCall, Unreadable, excerpt, object_with
+from custom_metrics.judge import JudgeCall, Unreadable, excerpt, object_with, strict_object
 from custom_metrics.prompts import Prompt
 from custom_metrics.rubric import Doc, Judgement, Message
 
@@ -38,6 +38,28 @@ QUESTIONS_JUDGED = "25"
 
 _NAN = float("nan")
 _MOST_POINTS = 1_000_000  # rubrics have about 100
+
+# What the two kinds of reply hold, in the order in which the prompts ask for it.
+_POINTS_SCHEMA = {"type": "number"}
+_SECTION_SCHEMA = strict_object(
+    total_points=_POINTS_SCHEMA,
+    max_points=_POINTS_SCHEMA,
+    breakdown={
+        "type": "array",
+        "items": strict_object(
+            rubric_item={"type": "string"},
+            points_awarded=_POINTS_SCHEMA,
+            rationale={"type": "string"},
+        ),
+    },
+)
+SECTIONS_SCHEMA = strict_object(
+    score_details=strict_object(**{key: _SECTION_SCHEMA for _, _, key in SECTIONS})
+)
+# The analysis that a free reply has before its JSON; without it the judge could not think first.
+TOTAL_SCHEMA = strict_object(
+    analysis={"type": "string"}, total_points=_POINTS_SCHEMA, max_points=_POINTS_SCHEMA
+)
 
 
 @dataclass(frozen=True)
@@ -271,6 +293,7 @@ def doc_to_judge(
             write=write,
             max_tokens=JUDGE_TOKENS,
             readable_when_cut=True,
+            schema=SECTIONS_SCHEMA if doc["sections"] else TOTAL_SCHEMA,
         )
     ]
 
@@ -312,7 +335,8 @@ _FIRST_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def read_total(text: str) -> Grading:
-    """A grading by total: the last JSON object with ``total_points``, after lines of analysis.
+    """A grading by total: the last JSON object with ``total_points``, after lines of analysis
+    or, in a reply that a schema constrains, with them under ``analysis``.
 
     Raises :class:`Unreadable` if the points are missing or are none.
     """
@@ -320,7 +344,9 @@ def read_total(text: str) -> Grading:
     points = points_of(found["total_points"])
     if points is None:
         raise Unreadable(f"total_points is {excerpt(found['total_points'])}, not points")
-    explanation = text[: text.rfind("{")].replace("```json", "").strip()
+    analysis = found.get("analysis")
+    before = text[: text.rfind("{")].replace("```json", "").strip()
+    explanation = analysis if isinstance(analysis, str) else before
     items = tuple(
         Item(match[1], _first_number(match[2]), (match[3] or match[2]).strip())
         for match in _ANALYSIS_LINE.finditer(explanation)

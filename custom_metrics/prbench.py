@@ -13,7 +13,7 @@ from typing import Any
 
 from custom_metrics.answer import Answer
 from custom_metrics.errors import DataError
-from custom_metrics.judge import JudgeCall, Met, Outcome, read_met, write_met
+from custom_metrics.judge import MET_SCHEMA, JudgeCall, Met, Outcome, read_met, write_met
 from custom_metrics.prompts import Builtin, Official, Prompt, Specs
 from custom_metrics.rubric import Criterion, Doc, Judgement, Message
 
@@ -164,6 +164,7 @@ def doc_to_judge(
             answer=answer.text,
             criteria=(criterion.text,),
             write=write_met,
+            schema=MET_SCHEMA,
         )
 
     return [call(Criterion(**criterion)) for criterion in doc["rubric"]]

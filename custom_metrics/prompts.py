@@ -133,7 +133,7 @@ def _template(parts: tuple[Official | Builtin, ...]) -> Template:
     text = "".join(texts)
     record: dict[str, Any] = {
         "sha256": fetch.sha256(text),
-        "source": " + ".join(_source(part) for part in parts),
+        "source": " + ".join(source_of(part) for part in parts),
     }
     if any(isinstance(part, Official) and part.repairs for part in parts):
         record["repaired"] = "the official text is malformed; it was mended after its check"
@@ -141,7 +141,8 @@ def _template(parts: tuple[Official | Builtin, ...]) -> Template:
     return Template(text, first.style if isinstance(first, Official) else "jinja", record)
 
 
-def _source(part: Official | Builtin) -> str:
+def source_of(part: Official | Builtin) -> str:
+    """Where a part of a template stands, with the commit of an official one."""
     if isinstance(part, Builtin):
         return f"custom_metrics/builtin_prompts/{part.file_name}"
     place = part.constant if part.key is None else f"{part.constant}[{part.key!r}]"
@@ -154,13 +155,17 @@ def _builtin(part: Builtin) -> str:
 
 
 def _official(part: Official) -> str:
-    text = _official_text(part)
+    text = official_text(part)
     for pattern, replacement in part.repairs:
         text = re.sub(pattern, replacement, text)
     return text
 
 
-def _official_text(part: Official) -> str:
+def official_text(part: Official) -> str:
+    """The authors' text, as checked: from a folder of the user's, the cache, or their repository.
+
+    Raises :class:`FetchError`.
+    """
     folder = os.environ.get("RUBRIC_PROMPTS_DIR")
     if folder:
         path = Path(folder).expanduser() / part.file_name

@@ -177,6 +177,8 @@ def run(argv: Sequence[str]) -> None:
         args.model_args = MaskedArgs(model_args)
         args.metadata = {**dict(args.model_args.items()), **args.metadata}
     model = str(args.model or written.get("model") or "hf")
+    if config is not None and config.in_process:
+        overlap = False  # all of the judge's calls are to be one batch
     session = Session(
         model,
         dict(model_args or {}),
@@ -260,11 +262,7 @@ def _check_before_the_model(
     metadata: Mapping[str, Any],
 ) -> None:
     """What can be known to fail: the prompts of the tasks asked for, the key, the endpoint."""
-    known = TaskManager(include_path=list(include_path), include_defaults=False)
-    names = [name for task in tasks for name in known.match_tasks([task])]
-    paths = [known.task_index[name].yaml_path for name in _leaves(names, known)]
-    loaded = [load_yaml(path, resolve_func=True) for path in paths if path]
-    ours = [task for task in loaded if "judge_prompts" in task]
+    ours = [task for task in configurations(tasks, include_path) if "judge_prompts" in task]
     for task in ours:
         if "task_prompts" in task:
             prompts.load_task_prompt(task["task_prompts"], metadata)
@@ -272,6 +270,14 @@ def _check_before_the_model(
             prompts.load(task["judge_prompts"], config.prompt)
     if ours and config is not None:
         shared_judge(config).check()
+
+
+def configurations(tasks: Sequence[str], include_path: Sequence[str]) -> list[dict[str, Any]]:
+    """The YAML of each task, those of groups included; a name that is not found is left out."""
+    known = TaskManager(include_path=list(include_path), include_defaults=False)
+    names = [name for task in tasks for name in known.match_tasks([task])]
+    paths = [known.task_index[name].yaml_path for name in _leaves(names, known)]
+    return [load_yaml(path, resolve_func=True) for path in paths if path]
 
 
 def _leaves(names: Sequence[str], known: TaskManager) -> Iterator[str]:

@@ -260,11 +260,11 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         metadata = self.config.metadata or {}
         self._judge_config = config = resolve_config(metadata.get("judge"))
         self._prompt = prompts.load(self._judge_prompts, config.prompt)
-        if config.backend == "openai" and config.model in (
+        if config.backend != "lexical" and config.name in (
             metadata.get("model"),
             metadata.get("pretrained"),
         ):
-            logger.warning("The judge %s is the model under test as well", config.model)
+            logger.warning("The judge %s is the model under test as well", config.name)
         if _is_lexical(config):
             logger.warning("The lexical judge is a smoke test: its scores mean nothing")
         self._judge = shared_judge(config)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from custom_metrics.arguments import read_pairs
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge import JudgeConfig, resolve_config
 from custom_metrics.judge.config import Prices
@@ -55,6 +56,12 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "temperature": ("0", 0.0),
     "max_tokens": ("512", 512),
     "reasoning_effort": ("low", "low"),
+    "judge_model": ("hf", "hf"),
+    "judge_model_args": (
+        "pretrained=me/mine,batch_size=8",
+        {"pretrained": "me/mine", "batch_size": 8},
+    ),
+    "structured": ("json_schema", "json_schema"),
     "extra_body": ('{"top_k": 1, "a": {"b": [true]}}', {"top_k": 1, "a": {"b": [True]}}),
     "concurrency": ("8", 8),
     "timeout": ("2.5", 2.5),
@@ -63,7 +70,12 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "on_failure": ("unmet", "unmet"),
     "api_key_env": ("MY_KEY", "MY_KEY"),
 }
-NEEDED_BESIDE = {"max_cost": {"prices": "1,1,1"}, "azure_endpoint": {"api_version": "2024-10-21"}}
+NEEDED_BESIDE = {
+    "max_cost": {"prices": "1,1,1"},
+    "azure_endpoint": {"api_version": "2024-10-21"},
+    "judge_model": {"backend": "lm_eval"},
+    "judge_model_args": {"backend": "lm_eval", "judge_model": "hf"},
+}
 
 DEFAULTS: dict[str, Any] = {
     "backend": "openai",
@@ -75,6 +87,9 @@ DEFAULTS: dict[str, Any] = {
     "temperature": None,
     "max_tokens": None,
     "reasoning_effort": None,
+    "judge_model": None,
+    "judge_model_args": None,
+    "structured": "auto",
     "extra_body": None,
     "concurrency": 64,
     "prompt": "official",
@@ -186,6 +201,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("prompt", "mine", "builtin"),
     ("on_failure", "ignore", "exclude"),
     ("api_key_env", "my key", "NAME"),
+    ("structured", "json", "json_schema"),
+    ("judge_model", "", "vllm"),
+    ("judge_model_args", "pretrained", "a=b,c=d"),
+    ("judge_model_args", "{", "a=b,c=d"),
+    ("judge_model_args", [1], "a=b,c=d"),
 ]
 
 
@@ -199,7 +219,9 @@ def test_a_wrong_value_names_place_value_and_what_the_field_takes(
     ):
         assert message.startswith(f"{place}: ")
         assert takes in message
-        if field not in ("api_key_env", "azure_endpoint", "base_url", "extra_body"):
+        if field not in (
+            "api_key_env", "azure_endpoint", "base_url", "extra_body", "judge_model_args"
+        ):  # fmt: skip
             assert repr(value) in message
 
 
@@ -493,6 +515,7 @@ def test_the_record_says_what_was_used() -> None:
         "api": "chat",
         "temperature": 0.0,
         "extra_body": {"top_k": 1},
+        "structured": "off",
         "concurrency": 64,
         "timeout": found.timeout,
         "max_retries": found.max_retries,
@@ -534,3 +557,72 @@ def test_a_lexical_record_says_that_its_scores_mean_nothing() -> None:
 
 def test_an_ipv6_address_is_recorded_as_it_is() -> None:
     assert judge(base_url="http://[::1]:8000/v1").endpoint == "http://[::1]:8000/v1"
+
+
+# --- A judge inside the process -------------------------------------------------------------------
+
+IN_PROCESS = {"backend": "lm_eval", "judge_model": "hf", "judge_model_args": {"pretrained": "me/m"}}
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["model", "base_url", "api", "reasoning_effort", "extra_body", "concurrency", "timeout", "rpm",
+     "tpm", "max_outage", "prices", "structured", "api_key_env"],
+)  # fmt: skip
+def test_what_means_nothing_in_process_is_refused(field: str) -> None:
+    text, _ = FIELDS[field]
+    message = refusal({**IN_PROCESS, field: text})
+    assert message.startswith(f'metadata judge "{field}": ')
+    assert "backend=lm_eval" in message
+    variable = f"RUBRIC_JUDGE_{field.upper()}"
+    assert refusal(IN_PROCESS, environ={variable: text}).startswith(f"{variable}: ")
+
+
+@pytest.mark.parametrize("field", ["judge_model", "judge_model_args"])
+def test_a_model_of_the_harness_wants_its_backend(field: str) -> None:
+    message = refusal(None, {field: FIELDS[field][0]})
+    assert message == f"--judge {field}: {field} goes with backend=lm_eval"
+
+
+def test_the_backend_wants_a_model() -> None:
+    message = refusal(None, {"backend": "lm_eval"})
+    assert message.startswith("--judge backend: ")
+    assert "judge_model" in message
+
+
+@pytest.mark.parametrize(
+    "arguments", [f"pretrained=me/m,token={SECRET}", {"pretrained": "m", "hf_token": SECRET},
+                  {"base_url": f"http://user:{SECRET}@host/v1"}],
+)  # fmt: skip
+def test_a_secret_among_a_models_arguments_is_refused_and_not_repeated(arguments: Any) -> None:
+    message = refusal({**IN_PROCESS, "judge_model_args": arguments})
+    assert SECRET not in message
+    assert "judge_model_args" in message
+
+
+def test_in_process_needs_no_key_and_records_what_it_uses() -> None:
+    config = resolve_config({**IN_PROCESS, "temperature": 0.5}, environ={})
+    assert config.api_key({}) is None
+    assert config.record() == {
+        "backend": "lm_eval",
+        "judge_model": "hf",
+        "judge_model_args": {"pretrained": "me/m"},
+        "temperature": 0.5,
+        "prompt": "official",
+        "on_failure": "exclude",
+    }
+    assert config.name == "me/m"
+
+
+def test_the_models_arguments_are_the_rest_of_their_argument() -> None:
+    found = read_pairs(
+        "--judge",
+        ["backend=lm_eval,judge_model=hf,judge_model_args=pretrained=me/m,dtype=float32",
+         "max_tokens=5,prompt=builtin", 'judge_model_args={"a": "b,c=d"}'],
+    )  # fmt: skip
+    assert found == {
+        "backend": "lm_eval", "judge_model": "hf", "max_tokens": "5", "prompt": "builtin",
+        "judge_model_args": '{"a": "b,c=d"}',
+    }  # fmt: skip
+    first = read_pairs("--judge", ["judge_model=hf,judge_model_args=pretrained=me/m,dtype=float32"])
+    assert first["judge_model_args"] == "pretrained=me/m,dtype=float32"

@@ -480,7 +480,7 @@ def test_the_samples_hold_what_decided_each_score(
         assert doc["judge"] == {
             "backend": "openai", "model": "judge", "endpoint": server.url, "api": "chat",
             "temperature": 0.0, "concurrency": 64, "timeout": 600.0, "max_retries": 0,
-            "prompt": "builtin", "on_failure": "exclude",
+            "prompt": "builtin", "on_failure": "exclude", "structured": "json_schema",
         }  # fmt: skip
         assert doc["judge_prompt"]["name"] == "builtin"
         assert re.fullmatch(r"[0-9a-f]{64}", doc["judge_prompt"]["user"]["sha256"])

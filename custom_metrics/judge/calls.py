@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -31,12 +31,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply of a judge. ``cut`` says that it ended at the token limit, not by itself."""
+    """One reply of a judge. ``cut`` says that it ended at the token limit, not by itself.
+
+    ``constrained`` says that the call's schema was asked for, whether or not the server heeds it.
+    """
 
     text: str
     cut: bool = False
     usage: Usage = Usage()
     request_bytes: int = 0
+    constrained: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class JudgeCall(Generic[T]):
 
     ``max_tokens`` is the reply's limit where the settings have none. ``readable_when_cut`` says
     that ``read`` can tell whether a reply that ended at its limit still holds the whole verdict.
+
+    ``schema`` is the JSON schema of a reply that ``read`` understands, in OpenAI's strict form
+    (see :func:`strict_object`); the settings decide whether it is asked for.
     """
 
     messages: Callable[[], list[dict[str, str]]]
@@ -63,6 +70,17 @@ class JudgeCall(Generic[T]):
     write: Callable[[Sequence[float]], str]
     max_tokens: int | None = None
     readable_when_cut: bool = False
+    schema: Mapping[str, Any] | None = None
+
+
+def strict_object(**properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object that has these properties, all of them, in this order."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from custom_metrics.errors import JudgeError
 from custom_metrics.judge.calls import JudgeCall, Reply, Usage
 from custom_metrics.judge.config import OPENAI_URL, JudgeConfig, header_value
 from custom_metrics.judge.transport import Transport
-from custom_metrics.masking import LEAST_LENGTH, MASKED, hide, known_secrets, learn
+from custom_metrics.masking import LEAST_LENGTH, MASKED, hide, known_secrets, learn, mask
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ _OTHER_NAME = {"max_completion_tokens": "max_tokens", "max_tokens": "max_complet
 _UNSUPPORTED = re.compile(
     r"unsupported|not support|unrecognized|unknown|not permitted|extra inputs", re.IGNORECASE
 )
+# The field that holds a schema, chat's and that of responses, and how servers speak of it.
+_SCHEMA_FIELDS = {"response_format", "text"}
+_SCHEMA_WORDS = re.compile(r"response_format|text\.format|json_?schema|structured.?output", re.I)
+_MOST_EMPTY = 3
 _MESSAGE_LENGTH = 300
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 _FILTER_CODES = {"content_filter", "content_policy_violation"}
@@ -105,6 +109,9 @@ class OpenAIClient:
             self._client.organization = self._client.project = None
         self._transport = Transport(self._client, timeout=config.timeout)
         self._answered = False
+        # A field of the user's own is not ours to leave out.
+        self._schema_fields = _SCHEMA_FIELDS - (config.extra_body or {}).keys()
+        self._empty = 0
 
     async def close(self) -> None:
         await self._transport.close()
@@ -149,8 +156,9 @@ class OpenAIClient:
         Raises :class:`PassingFailure`, :class:`FinalFailure`, :class:`ParameterDropped`, or
         :class:`JudgeError` where every further call would fail too.
         """
-        path, body = request_of(self.config, call.messages(), max_tokens)
+        path, body = request_of(self.config, call.messages(), max_tokens, call.schema)
         self._leave_out(body)
+        constrained = call.schema is not None and bool(self._schema_fields & body.keys())
         content = _json(body)
         try:
             response = await self._transport.post(path, content)
@@ -182,9 +190,11 @@ class OpenAIClient:
         self._answered = True
         try:
             read = _responses_reply if "output" in result else _chat_reply
-            reply = read(result, len(content))
+            reply = replace(read(result, len(content)), constrained=constrained)
         except (KeyError, TypeError, IndexError, AttributeError):
             raise PassingFailure("the response has no message", reached=True) from None
+        if constrained and not reply.cut and not reply.text.strip():
+            self._came_back_empty(body)
         # A shorter key is a word like any other.
         if self._key and len(self._key) >= LEAST_LENGTH and self._key in reply.text:
             return replace(reply, text=reply.text.replace(self._key, MASKED))
@@ -196,6 +206,17 @@ class OpenAIClient:
             other = _OTHER_NAME.get(name)
             if other and other not in self.dropped:
                 body[other] = value
+
+    def _came_back_empty(self, body: Mapping[str, Any]) -> None:
+        """Servers that cannot think under a schema say nothing: after some such replies, none."""
+        self._empty += 1
+        if self._empty == _MOST_EMPTY:
+            self.dropped.update(self._schema_fields & body.keys())
+            logger.warning(
+                "The judge %s says nothing where a schema is asked for; replies are free from now "
+                "on (structured=off asks for none)",
+                self.config.model,
+            )
 
     async def _try_the_model(self) -> None:
         """Find out with one short call whether a model is known that the server does not list."""
@@ -216,14 +237,15 @@ class OpenAIClient:
 
         Raises :class:`ParameterDropped` if the refused request had one to leave out.
         """
-        unsupported = details.get("code") in ("unsupported_parameter", "unsupported_value")
-        if not unsupported and not _UNSUPPORTED.search(text):
-            return
         param = str(details.get("param") or "").split(".")[0]
         optional = [name for name in body if name not in ("model", "messages", "input")]
-        named = next((n for n in optional if n == param), None) or next(
-            (n for n in optional if re.search(rf"\b{re.escape(n)}\b", text)), None
-        )
+        named = next((n for n in optional if n == param), None)
+        unsupported = details.get("code") in ("unsupported_parameter", "unsupported_value")
+        if unsupported or _UNSUPPORTED.search(text):
+            named = named or next((n for n in optional if _mentions(text, n)), None)
+        else:  # whatever a server has against a schema of ours, it can do without
+            ours = self._schema_fields & body.keys()
+            named = next((n for n in ours if n == named or _mentions(text, n)), None)
         if named is None:
             return
         if named not in self.dropped:  # a sibling in flight may have dropped it meanwhile
@@ -300,10 +322,21 @@ def _client_of(config: JudgeConfig, key: str, common: dict[str, Any]) -> openai.
     return openai.AsyncOpenAI(base_url=config.base_url or OPENAI_URL, api_key=key, **common)
 
 
+def _mentions(text: str, field: str) -> bool:
+    pattern = _SCHEMA_WORDS if field in _SCHEMA_FIELDS else rf"\b{re.escape(field)}\b"
+    return re.search(pattern, text) is not None
+
+
 def request_of(
-    config: JudgeConfig, messages: list[dict[str, str]], max_tokens: int | None
+    config: JudgeConfig,
+    messages: list[dict[str, str]],
+    max_tokens: int | None,
+    schema: Mapping[str, Any] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Path and body of a request: what was configured, and nothing that was not."""
+    form = None
+    if schema is not None and config.asks_for_schema:
+        form = {"name": "verdict", "strict": True, "schema": schema}
     if config.uses_responses:
         path = "/responses"
         parameters: dict[str, Any] = {
@@ -311,6 +344,7 @@ def request_of(
             "temperature": config.temperature,
             "max_output_tokens": max_tokens,
             "reasoning": config.reasoning_effort and {"effort": config.reasoning_effort},
+            "text": form and {"format": {"type": "json_schema", **form}},
         }
     else:
         path = "/chat/completions"
@@ -319,6 +353,7 @@ def request_of(
             "temperature": config.temperature,
             "max_completion_tokens": max_tokens,
             "reasoning_effort": config.reasoning_effort,
+            "response_format": form and {"type": "json_schema", "json_schema": form},
         }
     body: dict[str, Any] = {"model": config.model}
     body |= {name: value for name, value in parameters.items() if value is not None}
@@ -327,20 +362,32 @@ def request_of(
 
 
 def request_key(
-    config: JudgeConfig, messages: list[dict[str, str]], max_tokens: int | None, repeat: int = 0
+    config: JudgeConfig,
+    messages: list[dict[str, str]],
+    max_tokens: int | None,
+    schema: Mapping[str, Any] | None = None,
+    repeat: int = 0,
 ) -> str:
     """A key over everything that determines a reply: endpoint, configured request, repeat."""
-    request = request_of(config, messages, max_tokens)
+    if config.in_process:
+        request: tuple[Any, ...] = (
+            mask(config.judge_model_args), messages, config.temperature, max_tokens,
+        )  # fmt: skip
+    else:
+        request = request_of(config, messages, max_tokens, schema)
     parts = [config.backend, config.endpoint, config.api_version, *request, repeat]
-    return hashlib.sha256(_json(parts)).hexdigest()
+    return hashlib.sha256(_json(parts, orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _json(value: Any) -> bytes:
-    """``value`` as JSON. The standard library takes a fifth of a call's time for a long prompt."""
+def _json(value: Any, option: int = 0) -> bytes:
+    """``value`` as JSON, its keys in their order: a schema's says what a judge writes first.
+
+    The standard library takes a fifth of a call's time for a long prompt.
+    """
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(value, option=option)
     except orjson.JSONEncodeError:  # a lone surrogate, or an integer beyond 64 bits
-        return json.dumps(value, sort_keys=True).encode()
+        return json.dumps(value, sort_keys=bool(option)).encode()
 
 
 def _chat_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:

@@ -28,7 +28,19 @@ OPENAI_URL = "https://api.openai.com/v1"
 _NOT_RECORDED = {
     "azure_endpoint", "base_url", "max_calls", "max_cost", "max_outage", "prices", "rpm", "tpm",
 }  # fmt: skip
+# What the harness's own model classes have no place for.
+_NOT_IN_PROCESS = {
+    "api", "api_key_env", "api_version", "azure_endpoint", "base_url", "concurrency", "extra_body",
+    "max_cost", "max_outage", "model", "prices", "reasoning_effort", "rpm", "structured",
+    "timeout", "tpm",
+}  # fmt: skip
+_IN_PROCESS = ("judge_model", "judge_model_args")
 _NOT_FIELDS = ("RUBRIC_JUDGE_API_KEY", "RUBRIC_JUDGE_CACHE")
+# Fields of extra_body by which a user sets the form of a reply.
+_FORMS = {
+    "format", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "json_schema", "response_format", "structured_outputs", "text",
+}  # fmt: skip
 _OPENAI_HOST = re.compile(r"([a-z0-9-]+\.)*api\.openai\.com")
 
 
@@ -57,10 +69,18 @@ class JudgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
-    backend: Literal["openai", "lexical"] = Field(
-        "openai", description="openai (any OpenAI-compatible endpoint) or lexical (a smoke test)"
+    backend: Literal["openai", "lm_eval", "lexical"] = Field(
+        "openai",
+        description="openai (any OpenAI-compatible endpoint), lm_eval (a model inside this "
+        "process) or lexical (a smoke test)",
     )
     model: str = Field("o4-mini", min_length=1, description="the judge model's name")
+    judge_model: str | None = Field(
+        None, min_length=1, description="a model type of lm_eval's, such as hf or vllm"
+    )
+    judge_model_args: dict[str, Any] | None = Field(
+        None, description="that model's arguments, as a=b,c=d or as a JSON object"
+    )
     base_url: str | None = Field(
         None,
         pattern=r"^https?://[^\s/]+",
@@ -82,6 +102,11 @@ class JudgeConfig(BaseModel):
     )
     extra_body: dict[str, Any] | None = Field(
         None, description="a JSON object of further request fields"
+    )
+    structured: Literal["auto", "json_schema", "off"] = Field(
+        "auto",
+        description="auto (a schema for the reply with the builtin prompt), json_schema (with any "
+        "prompt) or off",
     )
     concurrency: int = Field(64, ge=1, le=1000, description="calls in flight, 1 to 1000")
     timeout: float = Field(600, gt=0, description="seconds for one call, more than 0")
@@ -117,6 +142,19 @@ class JudgeConfig(BaseModel):
     def _from_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
 
+    @field_validator("judge_model_args", mode="before")
+    @classmethod
+    def _from_json_or_pairs(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("{"):
+            return json.loads(value)
+        from lm_eval.utils import simple_parse_args_string  # takes a second
+
+        if not all("=" in part for part in value.split(",") if part):
+            raise ValueError("key=value is needed")
+        return simple_parse_args_string(value)
+
     @field_validator("prices", mode="before")
     @classmethod
     def _three_numbers(cls, value: Any) -> Any:
@@ -150,6 +188,27 @@ class JudgeConfig(BaseModel):
         return url.scheme == "https" and bool(_OPENAI_HOST.fullmatch(host))
 
     @property
+    def in_process(self) -> bool:
+        """Whether the judge is a model of the harness's inside this process."""
+        return self.backend == "lm_eval"
+
+    @property
+    def name(self) -> str:
+        """The judge model's name, for messages and records."""
+        if not self.in_process:
+            return self.model
+        args = self.judge_model_args or {}
+        return str(args.get("pretrained") or args.get("model") or self.judge_model)
+
+    @property
+    def asks_for_schema(self) -> bool:
+        """Whether a call's schema goes into its request."""
+        if self.structured == "auto":
+            # The official prompt goes out as its authors send it; a form of the user's own stays.
+            return self.prompt == "builtin" and not _FORMS & (self.extra_body or {}).keys()
+        return self.structured == "json_schema"
+
+    @property
     def uses_responses(self) -> bool:
         return self.api == "responses" or (self.api == "auto" and self.is_openai)
 
@@ -158,6 +217,8 @@ class JudgeConfig(BaseModel):
         """Where calls go, for messages and records: never with user, password or query."""
         if self.backend == "lexical":
             return "none (lexical)"
+        if self.in_process:
+            return f"this process (lm_eval, {self.judge_model})"
         url = urlsplit(self.azure_endpoint or self.base_url or OPENAI_URL)
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
@@ -168,10 +229,14 @@ class JudgeConfig(BaseModel):
             names = ("backend", "prompt", "on_failure")
             note = "lexical overlap: a smoke test whose scores mean nothing"
             return {**{name: kept[name] for name in names}, "note": note}
+        if self.in_process:
+            unused = {*_NOT_IN_PROCESS, "max_retries"}
+            return {name: value for name, value in kept.items() if name not in unused}
         return {
             **kept,
             "endpoint": self.endpoint,
             "api": "responses" if self.uses_responses else "chat",
+            "structured": "json_schema" if self.asks_for_schema else "off",
         }
 
     def api_key(self, environ: Mapping[str, str] | None = None) -> str | None:
@@ -182,7 +247,7 @@ class JudgeConfig(BaseModel):
         :class:`ConfigError` where a key is needed and none is set, and for one that cannot be sent.
         """
         environ = os.environ if environ is None else environ
-        if self.backend == "lexical":
+        if self.backend != "openai":
             return None
         names = [self.api_key_env] if self.api_key_env else ["RUBRIC_JUDGE_API_KEY"]
         if not self.api_key_env:
@@ -246,6 +311,7 @@ def resolve_config(
         raise ConfigError(_one_line(error, places)) from None
     if config.max_cost is not None and config.prices is None:
         raise ConfigError(f"{places['max_cost']}: max_cost needs prices=in,cached,out as well")
+    _check_backend(config, merged, places)
     if any(is_secret_name(name) for name in _names_in(config.extra_body)):
         raise _refused(places["extra_body"])
     if config.azure_endpoint and config.base_url:
@@ -270,6 +336,34 @@ def resolve_config(
         if holds_secret(value, keys) or mask(value) != value:
             raise _refused(places[field])
     return config
+
+
+def _check_backend(
+    config: JudgeConfig, given: Mapping[str, Any], places: Mapping[str, str]
+) -> None:
+    """Refuse settings that mean nothing for the backend, and secrets among a model's arguments."""
+    set_here = [name for name, value in given.items() if value is not None]
+    if not config.in_process:
+        for name in _IN_PROCESS:
+            if name in set_here:
+                raise ConfigError(f"{places[name]}: {name} goes with backend=lm_eval")
+        return
+    for name in set_here:
+        if name in _NOT_IN_PROCESS:
+            raise ConfigError(
+                f"{places[name]}: {name} means nothing with backend=lm_eval, whose model is set "
+                "by judge_model and judge_model_args; leave it out"
+            )
+    if config.judge_model is None:
+        raise ConfigError(
+            f"{places['backend']}: lm_eval needs judge_model as well, such as hf or vllm, and "
+            "judge_model_args, such as pretrained=Qwen/Qwen3-8B"
+        )
+    if mask(config.judge_model_args) != config.judge_model_args:
+        raise ConfigError(
+            f"{places['judge_model_args']}: a secret is not taken here, since it would be written "
+            "to the results; put it into the variable that the model reads, such as HF_TOKEN"
+        )
 
 
 def header_value(variable: str, value: str) -> str:
@@ -308,7 +402,7 @@ def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
         known = ", ".join(JudgeConfig.model_fields)
         return f"{place}: the judge has no setting {shown(field, 'of this name')}; it has {known}"
     # What was put there by mistake may be a secret.
-    telling = ("api_key_env", "azure_endpoint", "base_url", "extra_body")
+    telling = ("api_key_env", "azure_endpoint", "base_url", "extra_body", "judge_model_args")
     value = "this value" if field in telling else shown(first["input"])
     takes = JudgeConfig.model_fields[field].description
     return f"{place}: {value} is not valid; {field} takes {takes}"

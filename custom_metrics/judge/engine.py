@@ -11,11 +11,12 @@ import atexit
 import contextlib
 import logging
 import sqlite3
+import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from custom_metrics.errors import JudgeError
@@ -29,6 +30,7 @@ from custom_metrics.judge.client import (
     warn_of_ignored_environment,
 )
 from custom_metrics.judge.config import JudgeConfig
+from custom_metrics.judge.in_process import InProcessClient
 from custom_metrics.judge.ledger import Ledger
 from custom_metrics.judge.lexical import LexicalClient
 from custom_metrics.judge.order import PrefixOrder
@@ -47,6 +49,8 @@ HOPELESS_AFTER = 20
 HOPELESS_IN_A_ROW = 50
 _OF_CONVERSATIONS = 10
 _CLOSING_S = 1.0  # for each of two steps
+# A reply of a model in this process whose call has no limit of its own.
+_IN_PROCESS_TOKENS = 1024
 _CHARACTERS_A_TOKEN = 4
 _MOST_BYTES_A_TOKEN = 16
 
@@ -115,10 +119,14 @@ class Judge:
         config.api_key()  # a missing key is an error now, not in the thread later
         warn_of_ignored_environment(config)
         self.ledger = self._new_ledger()
-        path = store_path() if config.backend == "openai" else None
+        path = store_path() if config.backend != "lexical" else None
         self._store = Store(path) if path else None
         self._keeper = Keeper(self._store) if self._store else None
-        self._order = PrefixOrder[_Item](lambda item: item.call.conversation)
+        # A model in this process gets all calls as one batch: nothing waits for a sibling.
+        self._order = PrefixOrder[_Item](
+            lambda item: item.key if config.in_process else item.call.conversation
+        )
+        self._most = sys.maxsize if config.in_process else config.concurrency
         self._by_key: dict[str, _Item] = {}
         self._put_off: list[_Item] = []
         self._received: set[str] = set()
@@ -214,10 +222,11 @@ class Judge:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _key(self, call: JudgeCall[Any]) -> str:
-        return request_key(self.config, call.messages(), self._room(call))
+        return request_key(self.config, call.messages(), self._room(call), call.schema)
 
     def _room(self, call: JudgeCall[Any]) -> int | None:
-        return self.config.max_tokens or call.max_tokens
+        default = _IN_PROCESS_TOKENS if self.config.in_process else None
+        return self.config.max_tokens or call.max_tokens or default
 
     def _tokens(self, call: JudgeCall[Any]) -> int:
         """About how many tokens a call has, where a limit on them makes that matter."""
@@ -246,13 +255,12 @@ class Judge:
             again, self._put_off = self._put_off, []
             for item in again:
                 self._order.add(item)
-        for _ in range(min(self.config.concurrency - len(self._workers), len(self._order))):
+        for _ in range(min(self._most - len(self._workers), len(self._order))):
             self._workers.add(self._loop.create_task(self._work()))
 
     def _client_on_loop(self) -> Client:
         if self._client is None:
-            lexical = self.config.backend == "lexical"
-            self._client = LexicalClient() if lexical else OpenAIClient(self.config)
+            self._client = _client_for(self.config)
         return self._client
 
     def _pace_on_loop(self) -> Pace:
@@ -369,6 +377,8 @@ class Judge:
                 await self._keep(item, reply, usable=False)
                 item.reason = f"unread: {error}"
                 item.unreadable, item.tries = item.unreadable + 1, item.tries + 1
+                if reply.constrained and not reply.text.strip():
+                    call = item.call = replace(call, schema=None)
             except PassingFailure as error:
                 item.reason = str(error)
                 if error.busy:
@@ -402,7 +412,7 @@ class Judge:
         config = self.config
         paid = PaidReply(
             item.key, reply.text, usable=usable, attempts=item.attempts, usage=reply.usage,
-            model=config.model, endpoint=config.endpoint,
+            model=config.name, endpoint=config.endpoint,
         )  # fmt: skip
         try:
             await self._keeper.keep(paid)
@@ -445,7 +455,7 @@ class Judge:
             if item.put_off:  # counted then
                 return
         self._failed += 1
-        where = f"the judge {self.config.model} at {self.config.endpoint}"
+        where = f"the judge {self.config.name} at {self.config.endpoint}"
         if not self._read and self._failed >= HOPELESS_AFTER:
             raise JudgeError(
                 f"{where} gave no verdict in {self._failed} calls; the last one: {reason}"
@@ -482,6 +492,12 @@ class Judge:
             self._keeper.flush()
         if self._client is not None:
             await self._client.close()
+
+
+def _client_for(config: JudgeConfig) -> Client:
+    if config.in_process:
+        return InProcessClient(config)
+    return LexicalClient() if config.backend == "lexical" else OpenAIClient(config)
 
 
 def _read(call: JudgeCall[T], reply: Reply) -> T:

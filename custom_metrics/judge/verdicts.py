@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from custom_metrics.judge.calls import Unreadable
+from custom_metrics.judge.calls import Unreadable, strict_object
 from custom_metrics.judge.replies import excerpt, mended, reply_text, scan
 
 _KEY = re.compile(r"""["'“”]?criteria_met["'“”]?\s*:\s*""")
@@ -32,6 +32,10 @@ _SAYS_MET = re.compile(
     r"(met|satisfied)|(?<!not )(fully )?meets (the|this) criteri)",
     re.IGNORECASE,
 )
+
+
+MET_SCHEMA = strict_object(explanation={"type": "string"}, criteria_met={"type": "boolean"})
+"""What :func:`read_met` reads, the reason before the verdict."""
 
 
 @dataclass(frozen=True)
