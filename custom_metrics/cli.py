@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lm_eval_tasks
-from custom_metrics.arguments import parse, read_pairs
+from custom_metrics.arguments import parse, read_json, read_pairs
 from custom_metrics.errors import (
     INTERRUPTED_CODE,
     TERMINATED_CODE,
@@ -78,6 +78,13 @@ def _dispatch(arguments: list[str]) -> int:
     estimate.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     estimate.add_argument("--answer_tokens", type=int, default=800, metavar="N")
     estimate.add_argument("--reply_tokens", type=int, default=150, metavar="N")
+    score = commands.add_parser(
+        "score", help="judge answers that lm_eval has saved, and score them"
+    )
+    score.add_argument("samples", nargs="+", metavar="SAMPLES", help="files, globs or folders")
+    score.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
+    score.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
+    score.add_argument("--output_path", metavar="DIR", help="for results and samples")
     fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
     fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
     fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
@@ -89,6 +96,8 @@ def _dispatch(arguments: list[str]) -> int:
         _demo()
     elif parsed.command == "cache":
         _cache(parsed)
+    elif parsed.command == "score":
+        _score(parsed)
     elif parsed.command == "fetch":
         _fetch(parsed)
     elif parsed.command == "estimate":
@@ -159,6 +168,19 @@ def _cache(parsed: argparse.Namespace) -> None:
             f"{time.strftime('%Y-%m-%d', time.localtime(share.newest))}"
         )
     store.close()
+
+
+def _score(parsed: argparse.Namespace) -> None:
+    from custom_metrics.judge import resolve_config
+    from custom_metrics.score import score
+
+    metadata = read_json("--metadata", parsed.metadata) if parsed.metadata else {}
+    if not isinstance(metadata, dict):
+        raise ConfigError("--metadata: a JSON object is needed")
+    judge = {**(metadata.pop("judge", None) or {}), **read_pairs("--judge", parsed.judge)}
+    resolve_config(judge)
+    with termination_as_interrupt():
+        score(parsed.samples, judge=judge, metadata=metadata, output_path=parsed.output_path)
 
 
 def _estimate(parsed: argparse.Namespace) -> None:

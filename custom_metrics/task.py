@@ -106,6 +106,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._unscored: list[str] = []
         self._prompt: prompts.Prompt | None = None
         self._task_prompt: prompts.Prompt | None = None
+        self._reasoning_removed = False
         self._cut_prompts: list[str] = []
         self._short_answers: list[str] = []
         self._pending: dict[tuple[str, str], tuple[Answer, list[Future[Outcome[Any]]]]] = {}
@@ -256,7 +257,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         # --predict_only replaces the metrics by one called bypass, after the task was built.
         return "bypass" in self._metric_fn_list
 
-    def _prepare_judge(self, rank: int) -> None:
+    def _prepare_judge(self, rank: int, *, check: bool = True) -> None:
         metadata = self.config.metadata or {}
         self._judge_config = config = resolve_config(metadata.get("judge"))
         self._prompt = prompts.load(self._judge_prompts, config.prompt)
@@ -267,8 +268,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             logger.warning("The judge %s is the model under test as well", config.name)
         if _is_lexical(config):
             logger.warning("The lexical judge is a smoke test: its scores mean nothing")
-        self._judge = shared_judge(config)
-        if rank == 0:
+        self._judge = shared_judge(config, needs_key=check)
+        if rank == 0 and check:
             self._judge.check()
 
     def apply_filters(self) -> None:
@@ -340,7 +341,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if self.predict_only:
             return
         self._submit(
-            (instance, response)
+            (instance.doc, response, self._reasoning_opened(instance))
             for instance in self._instances
             for response in instance.filtered_resps.values()
         )
@@ -349,7 +350,10 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         """Judge an answer while others are still generated; see :mod:`custom_metrics.session`."""
         if self.predict_only:
             return
-        self._submit((instance, _text(answer)) for instance in self._by_prompt.get(prompt, []))
+        self._submit(
+            (instance.doc, _text(answer), self._reasoning_opened(instance))
+            for instance in self._by_prompt.get(prompt, [])
+        )
 
     def _reasoning_opened(self, instance: Instance) -> bool:
         # With think_end_token the model class has removed the reasoning, closing tag and all.
@@ -357,19 +361,21 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         known = "think_end_token" not in (self.config.metadata or {})
         return known and isinstance(prompt, str) and opens_reasoning(prompt)
 
-    def _submit(self, answered: Iterable[tuple[Instance, str]]) -> None:
+    def _submit(self, answered: Iterable[tuple[Mapping[str, Any], str, bool]]) -> None:
         """Start the judging of answers that are not being judged yet.
+
+        Each is a document, a response, and whether its prompt had opened a reasoning block.
 
         All calls go in one piece: making prompts while others are under way would take the
         interpreter from the judge's thread.
         """
         assert self._judge is not None
         waiting: dict[tuple[str, str], tuple[Answer, list[JudgeCall[Any]]]] = {}
-        for instance, response in answered:
-            key = (instance.doc["id"], response)
+        for doc, response, opened in answered:
+            key = (doc["id"], response)
             if key not in self._pending and key not in waiting:
-                answer = self._answer_in(response, self._reasoning_opened(instance))
-                waiting[key] = answer, self._calls(instance.doc, answer)
+                answer = self._answer_in(response, opened)
+                waiting[key] = answer, self._calls(doc, answer)
         futures = iter(self._judge.submit([c for _, calls in waiting.values() for c in calls]))
         for key, (answer, calls) in waiting.items():
             self._pending[key] = answer, [next(futures) for _ in calls]
@@ -383,6 +389,60 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if answer.empty:
             return []
         return self._doc_to_judge(doc, self._messages(doc), answer, self._prompt)
+
+    # --- answers that were saved before (custom_metrics.score) ---
+
+    @property
+    def source(self) -> data.Source:
+        """Where the documents come from."""
+        return self._source
+
+    @property
+    def judge(self) -> Judge:
+        """The judge, once :meth:`begin_scoring` has been called."""
+        assert self._judge is not None
+        return self._judge
+
+    def begin_scoring(self, configs: Sequence[Mapping[str, Any]]) -> None:
+        """Get ready to judge saved answers. ``configs`` are this task's in the runs that gave them.
+
+        Nothing is asked yet, and no key is needed.
+        """
+        if self._task_prompts is not None:
+            self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
+        self._prepare_judge(rank=0, check=False)
+        self.set_config(key="num_fewshot", value=0)  # as the harness does
+        recorded = [config.get("metadata") or {} for config in configs]
+        for name, ids in (
+            ("prompts_cut", self._cut_prompts),
+            ("answers_shortened", self._short_answers),
+        ):
+            ids.extend(i for m in recorded for i in (m.get(name) or {}).get("ids", []))
+        self._reasoning_removed = any("think_end_token" in m for m in recorded)
+
+    def judge_answer(self, doc: Mapping[str, Any], response: str, opened: bool) -> int:
+        """Start the judging of one saved answer; the number of its calls."""
+        self._submit([(doc, response, opened and not self._reasoning_removed)])
+        return len(self._pending[doc["id"], response][1])
+
+    def calls_about(
+        self, doc: Mapping[str, Any], response: str, opened: bool
+    ) -> list[JudgeCall[Any]]:
+        """The calls of :meth:`judge_answer`; nothing is sent."""
+        answer = self._answer_in(response, opened and not self._reasoning_removed)
+        return self._calls(doc, answer)
+
+    def finish(self, doc: dict[str, Any], response: str) -> dict[str, Any]:
+        """Wait for the verdicts on one saved answer, and score it as :meth:`process_results`."""
+        values = self.process_results(doc, [response])
+        del self._pending[doc["id"], response]
+        return values
+
+    def end_scoring(self) -> None:
+        """Note what the judging took, for the record; the first task of a judge says it."""
+        self._judging = self.judge.ledger.record()
+        if self._judging["calls"] or self._judging["from_store"]:
+            logger.info("Judge: %s", self.judge.settle())
 
     def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
         """The document's metrics, the same keys for every document; NaN where one has no value.

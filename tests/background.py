@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def _mind_interrupts() -> None:
+    # Whoever runs the tests in the background of a shell has it ignore them, and hands that on.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Running:
@@ -17,8 +23,9 @@ class Running:
         self._log = log
         with log.open("w", encoding="utf-8") as file:
             self.process = subprocess.Popen(
-                list(program), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ
-            )
+                list(program), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ,
+                preexec_fn=_mind_interrupts,
+            )  # fmt: skip
 
     def send(self, number: int) -> None:
         """Send it a signal."""

@@ -246,27 +246,39 @@ class JudgeConfig(BaseModel):
         vendor's own variable, which is never sent to anyone but the vendor. Raises
         :class:`ConfigError` where a key is needed and none is set, and for one that cannot be sent.
         """
-        environ = os.environ if environ is None else environ
-        if self.backend != "openai":
-            return None
-        names = [self.api_key_env] if self.api_key_env else ["RUBRIC_JUDGE_API_KEY"]
-        if not self.api_key_env:
-            names += ["OPENAI_API_KEY"] if self.is_openai else []
-            names += ["AZURE_OPENAI_API_KEY"] if self.azure_endpoint else []
-        for name in names:
-            if key := environ.get(name, "").strip():
-                return header_value(name, key)
+        key = self.find_api_key(environ)
+        if key is not None or self.backend != "openai":
+            return key
         if self.api_key_env:
             raise ConfigError(
                 f"no API key for the judge at {self.endpoint}: api_key_env names "
                 f"{self.api_key_env}, which is not set"
             )
         if self.is_openai or self.azure_endpoint:
+            names = " or ".join(self._key_names)
             raise ConfigError(
-                f"the judge at {self.endpoint} needs an API key: set {' or '.join(names)}, or "
+                f"the judge at {self.endpoint} needs an API key: set {names}, or "
                 "point the judge at a server of your own with base_url"
             )
         return None
+
+    def find_api_key(self, environ: Mapping[str, str] | None = None) -> str | None:
+        """:meth:`api_key`, or None where it is missing."""
+        environ = os.environ if environ is None else environ
+        if self.backend != "openai":
+            return None
+        for name in self._key_names:
+            if key := environ.get(name, "").strip():
+                return header_value(name, key)
+        return None
+
+    @property
+    def _key_names(self) -> list[str]:
+        if self.api_key_env:
+            return [self.api_key_env]
+        names = ["RUBRIC_JUDGE_API_KEY"]
+        names += ["OPENAI_API_KEY"] if self.is_openai else []
+        return names + (["AZURE_OPENAI_API_KEY"] if self.azure_endpoint else [])
 
 
 def resolve_config(

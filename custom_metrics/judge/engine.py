@@ -35,7 +35,7 @@ from custom_metrics.judge.ledger import Ledger
 from custom_metrics.judge.lexical import LexicalClient
 from custom_metrics.judge.order import PrefixOrder
 from custom_metrics.judge.pace import Pace, wait_before_retry
-from custom_metrics.judge.store import Keeper, PaidReply, Store, store_path
+from custom_metrics.judge.store import Keeper, Kept, PaidReply, Store, store_path
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -114,9 +114,10 @@ class _Item:
 class Judge:
     """Asks one judge, as its settings say. Safe to use from any thread."""
 
-    def __init__(self, config: JudgeConfig) -> None:
+    def __init__(self, config: JudgeConfig, *, needs_key: bool = True) -> None:
         self.config = config
-        config.api_key()  # a missing key is an error now, not in the thread later
+        if needs_key:
+            config.api_key()  # a missing key is an error now, not in the thread later
         warn_of_ignored_environment(config)
         self.ledger = self._new_ledger()
         path = store_path() if config.backend != "lexical" else None
@@ -161,8 +162,18 @@ class Judge:
     def check(self) -> None:
         """Find out, once, whether the judge can be asked at all. Raises :class:`JudgeError`."""
         if not self._checked:
+            self.config.api_key()
             self._run(self._check())
             self._checked = True
+
+    def key_of(self, call: JudgeCall[Any]) -> str:
+        """The key under which the store keeps the reply to ``call``."""
+        return self._key(call)
+
+    def holds(self, calls: Sequence[JudgeCall[Any]]) -> bool:
+        """Whether the store has a verdict for each of ``calls``."""
+        kept = self._store.find([self._key(call) for call in calls]) if self._store else {}
+        return all(_readable(call, kept.get(self._key(call))) for call in calls)
 
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
         """Start ``calls``; each future gets its outcome, or the error that stopped the judge.
@@ -516,12 +527,27 @@ def _value_of(call: JudgeCall[T], text: str) -> T:
         raise Unreadable(f"its reading failed ({type(error).__name__})") from error
 
 
+def _readable(call: JudgeCall[Any], kept: Kept | None) -> bool:
+    if kept is None:
+        return False
+    try:
+        _value_of(call, kept.text)
+    except Unreadable:
+        return False
+    return True
+
+
 _shared: dict[tuple[str, str | None], Judge] = {}
 
 
-def shared_judge(config: JudgeConfig) -> Judge:
-    """The judge for these settings, one for all tasks of the process; a new one if it gave up."""
-    key = (config.model_dump_json(), config.api_key())
+def shared_judge(config: JudgeConfig, *, needs_key: bool = True) -> Judge:
+    """The judge for these settings, one for all tasks of the process; a new one if it gave up.
+
+    Raises :class:`ConfigError` where a key is missing, unless it ``needs_key`` only later.
+    """
+    key = (config.model_dump_json(), config.find_api_key())
     if key not in _shared or _shared[key].stopped:
-        _shared[key] = Judge(config)
+        _shared[key] = Judge(config, needs_key=needs_key)
+    elif needs_key:
+        config.api_key()
     return _shared[key]
