@@ -60,7 +60,8 @@ def prompts_of(calls: int) -> list[tuple[str, str]]:
 
 
 def engine(url: str, calls: int, concurrency: int) -> dict[str, Any]:
-    """This project's engine, store included."""
+    """This project's engine, store included, in a process that has the harness in memory."""
+    import custom_metrics.task  # noqa: F401
     from custom_metrics.judge import Judge, JudgeCall, JudgeConfig, read_met, write_met
 
     def call(conversation: str, prompt: str) -> JudgeCall[Any]:

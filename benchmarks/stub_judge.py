@@ -5,9 +5,9 @@
 Answers every chat completion with one verdict after ``--delay`` seconds and lists one model. It
 reads no JSON: it takes a request's body up to ``--until`` for the conversation, and counts as a
 miss each call whose conversation had no answer yet when it arrived, as a server's
-prefix cache would. ``GET /counts`` tells calls, misses, the most calls in flight and the seconds
-from the first call to the last, and begins anew. Calls below ``/model/`` are answered and not
-counted: there the stub stands in for the model under test.
+prefix cache would. ``GET /counts`` tells calls, misses, the most calls in flight, the monotonic
+time of the first call and the seconds from it to the last, and begins anew. Calls below
+``/model/`` are answered and not counted: there the stub stands in for the model under test.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Counts:
 
     def record(self) -> dict[str, float]:
         return {"calls": self.calls, "misses": self.misses, "peak": self.peak,
-                "seconds": self.last - self.first}  # fmt: skip
+                "first": self.first, "seconds": self.last - self.first}  # fmt: skip
 
 
 class Connection(asyncio.Protocol):

@@ -234,6 +234,7 @@ def test_the_record_names_model_and_arguments() -> None:
     assert found["results"]["prbench_sample"]["judge_coverage,none"] == 1
 
 
+@pytest.mark.slow
 def test_an_api_model_of_the_harness_is_a_judge_too(tmp_path: Path) -> None:
     """The whole job in two commands, with no key of ours and no server but the model's own."""
     with StubServer(lambda _: Reply(verdict(True)), models=("m",)) as server:

@@ -24,6 +24,8 @@ from stub_server import Received, Reply, StubServer
 from custom_metrics import plawbench_prompts, prbench
 from custom_metrics.prompts import Official
 
+pytestmark = pytest.mark.slow  # a process for each fetch
+
 COMMIT, OLDER = "a" * 40, "b" * 40
 SPLITS = ("finance", "legal", "finance_hard", "legal_hard")
 PLAWBENCH = {
