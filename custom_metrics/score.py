@@ -34,7 +34,7 @@ from lm_eval.utils import (
 import lm_eval_tasks
 from custom_metrics import saved
 from custom_metrics.errors import ConfigError, DataError, RubricError
-from custom_metrics.judge import Judge, JudgeCall
+from custom_metrics.judge import Judge
 from custom_metrics.masking import mask
 from custom_metrics.saved import SamplesFile, SavedAnswer
 from custom_metrics.task import RubricTask
@@ -136,17 +136,6 @@ def load(
     for name, task in tasks.items():
         task.begin_scoring([file.config for file in files if file.task == name])
     return files, tasks, dict(loaded["groups"])
-
-
-def calls_of(
-    files: Sequence[SamplesFile], tasks: Mapping[str, RubricTask]
-) -> Iterator[list[JudgeCall[Any]]]:
-    """The judge's calls for each saved answer, those of one document together."""
-    for file in files:
-        task = tasks[file.task]
-        docs = {doc["id"]: doc for doc in task.test_docs()}
-        for answer in saved.read(file.path):
-            yield task.calls_about(docs[answer.id], answer.response, answer.opens_reasoning)
 
 
 # --- first pass ----------------------------------------------------------------------------

@@ -166,10 +166,6 @@ class Judge:
             self._run(self._check())
             self._checked = True
 
-    def key_of(self, call: JudgeCall[Any]) -> str:
-        """The key under which the store keeps the reply to ``call``."""
-        return self._key(call)
-
     def holds(self, calls: Sequence[JudgeCall[Any]]) -> bool:
         """Whether the store has a verdict for each of ``calls``."""
         kept = self._store.find([self._key(call) for call in calls]) if self._store else {}
