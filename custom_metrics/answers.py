@@ -1,4 +1,4 @@
-"""Files of answers that exist already: document id → answer."""
+"""Files of answers that exist already: document id → answer, or a list of several."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _ID_FIELDS = ("id", "task")
 _ANSWER_FIELDS = ("answer", "response", "output")
 
 
-def read(path: Path) -> dict[str, str]:
+Given = str | list[str]
+"""An answer to a document, or several."""
+
+
+def read(path: Path) -> dict[str, Given]:
     """Answers by document id.
 
     A JSON object ``{id: answer}``, or JSONL with one object a line: ``id`` (or ``task``) and
     ``answer`` (or ``response``, ``output``), or a samples file that the harness wrote. A null
-    answer is an empty one. Raises :class:`DataError` that names the line.
+    answer is an empty one, a list holds several. Raises :class:`DataError` that names the line.
     """
     try:
         if path.suffix == ".json":
@@ -31,7 +35,7 @@ def read(path: Path) -> dict[str, str]:
             if not isinstance(loaded, Mapping):
                 raise DataError(f"{path}: a JSON object, document id → answer, is needed")
             return {str(key): _answer(value, f"{path}, {key!r}") for key, value in loaded.items()}
-        answers: dict[str, str] = {}
+        answers: dict[str, Given] = {}
         for number, line in data.read_jsonl(path):
             row = _of_sample(line)
             place = f"{path}, line {number}"
@@ -54,7 +58,7 @@ def read(path: Path) -> dict[str, str]:
         raise DataError(f"{path}: not JSON in UTF-8 ({error})") from None
 
 
-def write_tasks(folder: Path, answered: Mapping[str, Mapping[str, str]]) -> Path:
+def write_tasks(folder: Path, answered: Mapping[str, Mapping[str, Given]]) -> Path:
     """Write answers by task into a new folder below ``folder``, a file a task; that new folder.
 
     :func:`read` takes each file. Raises ``OSError``.
@@ -82,12 +86,21 @@ def _of_sample(row: Mapping[str, Any]) -> Mapping[str, Any]:
     doc, responses = row.get("doc"), row.get("resps")
     if not isinstance(doc, Mapping) or "id" not in doc or not responses:
         return row
-    return {"id": doc["id"], "answer": responses[0][0]}
+    given = responses[0]
+    return {"id": doc["id"], "answer": given[0] if len(given) == 1 else given}
 
 
-def _answer(value: object, place: str) -> str:
+def _answer(value: object, place: str) -> Given:
+    if isinstance(value, list) and value:
+        return [_text(one, place) for one in value]
+    return _text(value, place)
+
+
+def _text(value: object, place: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{place}: an answer is a string or null, not {type(value).__name__}")
+        raise DataError(
+            f"{place}: an answer is a string, null or a list of several, not {type(value).__name__}"
+        )
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -11,31 +12,52 @@ from typing import Any, NoReturn
 from custom_metrics.errors import ConfigError
 from custom_metrics.masking import shown
 
+_KEY = re.compile(r"\s*(\w+)=\s*")
 _NEXT_PAIR = re.compile(r",(?=\w+=)")
 # A setting that takes pairs itself: all that follows it in the same argument.
-_TAKES_PAIRS = re.compile(r"(?:\A|,)(?=judge_model_args=)")
+_TAKES_PAIRS = "judge_model_args"
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 _FLAG = re.compile(r"--?[a-z_]{1,40}")
 _FLAG_VALUE = re.compile(r"(--\w+)=\S+")
 
 
 def read_pairs(option: str, values: Sequence[str]) -> dict[str, str]:
-    """``key=value`` pairs, separated by blanks or commas; values keep commas of their own, and
-    that of ``judge_model_args`` is the rest of its argument.
+    """``key=value`` pairs, separated by blanks or commas; values keep commas of their own, a JSON
+    list or object ends where it does, and ``judge_model_args`` is the rest of its argument.
 
     Raises :class:`ConfigError` that says which pair is none.
     """
     pairs: dict[str, str] = {}
-    parts: list[str] = []
-    for value in values:
-        first, *last = _TAKES_PAIRS.split(value, maxsplit=1)
-        parts += [*(_NEXT_PAIR.split(first) if first or not last else []), *last]
+    parts = [part for value in values for part in _parts(value)]
     for number, part in enumerate(parts, 1):
         key, separator, value = part.partition("=")
         if not separator:
             raise ConfigError(f"{option}: key=value is needed; number {number} has no '='")
         pairs[key.strip()] = value
     return pairs
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The pairs of one argument."""
+    while (end := _end_of_pair(text)) < len(text):
+        yield text[:end]
+        text = text[end + 1 :]
+    yield text
+
+
+def _end_of_pair(text: str) -> int:
+    key = _KEY.match(text)
+    if key and key[1] == _TAKES_PAIRS:
+        return len(text)
+    if key and text.startswith(("[", "{"), key.end()):
+        with contextlib.suppress(ValueError, RecursionError):
+            _, end = json.JSONDecoder().raw_decode(text, key.end())
+            if not text[end:].strip():
+                return len(text)
+            if text[end] == ",":
+                return end
+    following = _NEXT_PAIR.search(text)
+    return following.start() if following else len(text)
 
 
 def read_json(place: str, text: str) -> Any:

@@ -13,12 +13,21 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from custom_metrics import statistics
 from custom_metrics.answer import Answer
 from custom_metrics.errors import DataError
-from custom_metrics.judge import JudgeCall, Unreadable, excerpt, object_with, strict_object
+from custom_metrics.judge import (
+    JudgeCall,
+    Outcome,
+    Unreadable,
+    excerpt,
+    object_with,
+    strict_object,
+)
+from custom_metrics.opinions import Opinions
 from custom_metrics.prompts import Prompt
 from custom_metrics.rubric import Doc, Judgement, Message
 
@@ -78,6 +87,16 @@ class Grading:
     awarded: Mapping[str, float]
     breakdown: Mapping[str, tuple[Item, ...]]
     explanation: str
+
+    def contradicts_breakdown(self, section: str) -> bool:
+        """Whether the items of a case analysis's section add up to other points than it was given.
+
+        (A ``total``'s items are read out of prose, which proves nothing.)
+        """
+        points = [item.points for item in self.breakdown.get(section, ())]
+        if section == "total" or not points or None in points:
+            return False
+        return not math.isclose(sum(filter(None, points)), self.awarded[section], abs_tol=0.01)
 
 
 # --- row → document ------------------------------------------------------------------------
@@ -294,6 +313,7 @@ def doc_to_judge(
             max_tokens=JUDGE_TOKENS,
             readable_when_cut=True,
             schema=SECTIONS_SCHEMA if doc["sections"] else TOTAL_SCHEMA,
+            combine=partial(mean_grading, allotted=_allotted(doc)),
         )
     ]
 
@@ -392,6 +412,24 @@ def _first_number(text: str) -> float | None:
     return float(match[0]) if match else None
 
 
+# --- several gradings → one --------------------------------------------------------------------
+
+
+def mean_grading(gradings: Sequence[Grading], allotted: Mapping[str, float]) -> Grading:
+    """The mean points of each section, each clamped to its allotment first. It has no breakdown:
+    each grading has its own."""
+    awarded = {
+        name: sum(min(grading.awarded[name], points) for grading in gradings) / len(gradings)
+        for name, points in allotted.items()
+    }
+    return Grading(awarded, dict.fromkeys(allotted, ()), "")
+
+
+def _allotted(doc: Doc) -> dict[str, float]:
+    """The points of each section, or the rubric's under ``total``."""
+    return {s["dimension"]: s["points"] for s in doc["sections"]} or {"total": doc["total"]}
+
+
 # --- grading → scores ----------------------------------------------------------------------
 
 
@@ -411,7 +449,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
     (judgement,) = results
     outcome = judgement.outcomes[0] if judgement.outcomes else None
     grading: Grading | None = outcome.value if outcome else None
-    allotted = {s["dimension"]: s["points"] for s in doc["sections"]} or {"total": doc["total"]}
+    allotted = _allotted(doc)
     zero = judgement.answer.empty or not judgement.excluded
     awarded: dict[str, float] = {}
     if grading is not None:
@@ -426,10 +464,12 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
         "acc_high": acc if grading or judgement.answer.empty else 1.0,
         **{f"{name}_acc": ratios.get(name, _NAN) for name in allotted if name != "total"},
         "points_clamped": float(
-            grading is not None and any(grading.awarded[n] > p for n, p in allotted.items())
+            sum(any(g.awarded[n] > p for n, p in allotted.items()) for g in _gradings(outcome))
         ),
         "judge_coverage": float(bool(awarded)),
         "empty_answers": float(judgement.answer.empty),
+        **({"judge_contradictions": _contradictions(outcome)} if doc["sections"] else {}),
+        "opinions": _opinions(doc, judgement) if judgement.opinions > 1 else None,
         "grading": {
             "sections": [
                 {
@@ -437,6 +477,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
                     "awarded": awarded.get(name),
                     "given": grading.awarded[name] if grading else None,
                     "points": points,
+                    "contradicts_breakdown": bool(grading and grading.contradicts_breakdown(name)),
                     "breakdown": [asdict(i) for i in grading.breakdown[name]] if grading else [],
                 }
                 for name, points in allotted.items()
@@ -444,8 +485,67 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
             "explanation": grading.explanation if grading else None,
             "attempts": outcome.attempts if outcome else 0,
             "failure": outcome.failure if outcome else None,
+            **({"votes": _votes(outcome)} if judgement.opinions > 1 else {}),
         },
     }
+
+
+def _gradings(outcome: Outcome[Grading] | None) -> list[Grading]:
+    """Every grading of an answer: each opinion's where there are several."""
+    if outcome is None:
+        return []
+    opinions = [vote.outcome for vote in outcome.votes] or [outcome]
+    return [opinion.value for opinion in opinions if opinion.value is not None]
+
+
+def _contradictions(outcome: Outcome[Grading] | None) -> float:
+    """How many sections were given other points than their items add up to."""
+    gradings = _gradings(outcome)
+    return float(sum(g.contradicts_breakdown(name) for g in gradings for name in g.awarded))
+
+
+def _votes(outcome: Outcome[Grading] | None) -> list[dict[str, Any]]:
+    """Each opinion on an answer, as the samples file keeps it: the points as the judge gave them."""
+    return [
+        {
+            "judge": vote.judge,
+            "repeat": vote.repeat,
+            "awarded": dict(grading.awarded) if (grading := vote.outcome.value) else None,
+            "breakdown": {
+                name: [asdict(item) for item in items] for name, items in grading.breakdown.items()
+            }
+            if grading
+            else {},
+            "contradicts_breakdown": [
+                n for n in grading.awarded if grading.contradicts_breakdown(n)
+            ]
+            if grading
+            else [],
+            "explanation": grading.explanation if grading else None,
+            "failure": vote.outcome.failure,
+        }
+        for vote in (outcome.votes if outcome else ())
+    ]
+
+
+def _opinions(doc: Doc, judgement: Judgement) -> Opinions:
+    """What each opinion alone would have made of the document: each section's share of points."""
+    allotted = _allotted(doc)
+    if judgement.answer.empty or not judgement.outcomes:
+        return Opinions((), (0.0,) * judgement.opinions)
+    gradings = [vote.outcome.value for vote in judgement.outcomes[0].votes]
+    votes = tuple(
+        tuple(_NAN if g is None else ratio(g.awarded[name], points) for g in gradings)
+        for name, points in allotted.items()
+        if points
+    )
+    scores = tuple(
+        _NAN
+        if g is None
+        else ratio(sum(min(g.awarded[n], p) for n, p in allotted.items()), doc["total"])
+        for g in gradings
+    )
+    return Opinions(votes, scores)
 
 
 # --- subsets → overall ---------------------------------------------------------------------

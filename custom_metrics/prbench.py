@@ -13,7 +13,8 @@ from typing import Any
 
 from custom_metrics.answer import Answer
 from custom_metrics.errors import DataError
-from custom_metrics.judge import MET_SCHEMA, JudgeCall, Met, Outcome, read_met, write_met
+from custom_metrics.judge import MET_SCHEMA, JudgeCall, Met, Outcome, majority, read_met, write_met
+from custom_metrics.opinions import Opinions
 from custom_metrics.prompts import Builtin, Official, Prompt, Specs
 from custom_metrics.rubric import Criterion, Doc, Judgement, Message
 
@@ -165,6 +166,7 @@ def doc_to_judge(
             criteria=(criterion.text,),
             write=write_met,
             schema=MET_SCHEMA,
+            combine=majority,
         )
 
     return [call(Criterion(**criterion)) for criterion in doc["rubric"]]
@@ -227,6 +229,12 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
     if judgement.failed_is_unmet and not excluded:
         met = [bool(m) for m in met]
     categories = {} if excluded else by_category(criteria, known)
+    explained = [
+        verdict
+        for outcome in judgement.outcomes
+        for o in ([vote.outcome for vote in outcome.votes] or [outcome])
+        if (verdict := o.value) is not None
+    ]
     return {
         "clipped_score": _NAN if excluded else clipped(criteria, known),
         "normalized_score": _NAN if excluded else normalized(criteria, known),
@@ -235,6 +243,8 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
         **{f"category_{name}": score for name, score in categories.items()},
         "judge_coverage": float(not excluded),
         "empty_answers": float(judgement.answer.empty),
+        "judge_contradictions": float(sum(verdict.contradictory for verdict in explained)),
+        "opinions": _opinions(criteria, judgement) if judgement.opinions > 1 else None,
         "criteria": [
             {
                 **asdict(criterion),
@@ -243,10 +253,37 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
                 "contradicts_explanation": bool(outcome.value and outcome.value.contradictory),
                 "attempts": outcome.attempts,
                 "failure": outcome.failure,
+                **({"votes": _votes(outcome)} if judgement.opinions > 1 else {}),
             }
             for criterion, outcome, verdict in zip(criteria, outcomes, met, strict=True)
         ],
     }
+
+
+def _votes(outcome: Outcome[Met]) -> list[dict[str, Any]]:
+    """Each opinion on a criterion, as the samples file keeps it."""
+    return [
+        {
+            "judge": vote.judge,
+            "repeat": vote.repeat,
+            "met": verdict.met if (verdict := vote.outcome.value) else None,
+            "explanation": verdict.explanation if verdict else None,
+            "contradicts_explanation": bool(verdict and verdict.contradictory),
+            "failure": vote.outcome.failure,
+        }
+        for vote in outcome.votes
+    ]
+
+
+def _opinions(criteria: Sequence[Criterion], judgement: Judgement) -> Opinions:
+    """What each opinion alone would have made of the document: 1 for met, 0 for unmet."""
+    if judgement.answer.empty:
+        return Opinions((), (clipped(criteria, [0.0] * len(criteria)),) * judgement.opinions)
+    votes = tuple(
+        tuple(float(v.outcome.value.met) if v.outcome.value else _NAN for v in outcome.votes)
+        for outcome in judgement.outcomes
+    )
+    return Opinions(votes, tuple(clipped(criteria, met) for met in zip(*votes, strict=True)))
 
 
 def metric_names(docs: Sequence[Doc]) -> list[str]:

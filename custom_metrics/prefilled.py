@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,23 @@ class Prefilled(LM):  # type: ignore[misc]
                 f"{shown}. Add them (null for a failed answer), or choose documents with --limit "
                 "or --samples"
             )
-        return [by_task[request.task_name][str(request.doc["id"])] for request in requests]
+        seen: Counter[tuple[str, str]] = Counter()
+        found = []
+        for request in requests:
+            key = (request.task_name, str(request.doc["id"]))
+            given = by_task[key[0]][key[1]]
+            several = given if isinstance(given, list) else [given]
+            wanted = request.repeats or 1
+            if len(several) != wanted:
+                raise DataError(
+                    f"{self._path}: {len(several)} answers to {key[1]!r}, and {key[0]} wants "
+                    f"{wanted} of each document (--answers says how many)"
+                )
+            found.append(several[seen[key] % wanted])
+            seen[key] += 1
+        return found
 
-    def _answers_to(self, task: str) -> dict[str, str]:
+    def _answers_to(self, task: str) -> dict[str, answers.Given]:
         if self._shared is not None:
             return self._shared
         return answers.read(self._path / f"{task}.json")

@@ -32,12 +32,14 @@ class Judgement:
 
     ``outcomes`` follow the calls that the benchmark asked for; an empty answer was never shown to
     the judge and has none. ``failed_is_unmet`` is the official way to count a call without a
-    verdict; otherwise such a document has no score.
+    verdict; otherwise such a document has no score. ``opinions`` is how many were asked for on each
+    call.
     """
 
     answer: Answer
     outcomes: tuple[Outcome[Any], ...] = ()
     failed_is_unmet: bool = False
+    opinions: int = 1
 
     @property
     def excluded(self) -> bool:

@@ -34,6 +34,7 @@ from custom_metrics.errors import ConfigError
 from custom_metrics.judge import JudgeConfig, resolve_config, shared_judge
 from custom_metrics.masking import mask_named, shown
 from custom_metrics.session import Session
+from custom_metrics.task import MOST_ANSWERS
 
 logger = logging.getLogger("lm_eval.rubrics")
 
@@ -131,6 +132,14 @@ def run(argv: Sequence[str]) -> None:
         help="Judge settings as key=value; they win over metadata and RUBRIC_JUDGE_* variables",
     )
     parser.add_argument(
+        "--answers",
+        type=int,
+        default=None,
+        metavar="<k>",
+        help="How many answers to each document to generate and judge; needs sampling "
+        "(--gen_kwargs do_sample=true,temperature=…)",
+    )
+    parser.add_argument(
         "--no_overlap",
         action="store_true",
         help="Judge after the last answer, not while others are generated",
@@ -159,6 +168,10 @@ def run(argv: Sequence[str]) -> None:
     keep_answers = not vars(args).pop("no_answer_store")
     reuse = vars(args).pop("reuse_answers")
     args.metadata = {**(written.get("metadata") or {}), **(args.metadata or {})}
+    if (answers := vars(args).pop("answers")) is not None:
+        if not 1 <= answers <= MOST_ANSWERS:
+            raise ConfigError(f"--answers: a number from 1 to {MOST_ANSWERS}, not {answers}")
+        args.metadata["answers"] = answers
     _chat_template(args, written)
     predict_only = getattr(args, "predict_only", False) or written.get("predict_only")
     config = None if predict_only else resolve_config(args.metadata.get("judge"), overrides)

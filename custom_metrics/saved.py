@@ -34,14 +34,20 @@ class SamplesFile:
 
 @dataclass(frozen=True)
 class SavedAnswer:
-    """One line: what the model answered to a document. ``line`` is all that stands there."""
+    """One line: what the model answered to a document, once or several times. ``line`` is all that
+    stands there."""
 
     place: str
     id: str
     doc_hash: str
-    response: str
+    responses: tuple[str, ...]
     prompt: str | None
     line: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Characters of prompt and answers."""
+        return sum(map(len, self.responses)) + len(self.prompt or "")
 
     @property
     def opens_reasoning(self) -> bool:
@@ -83,6 +89,11 @@ def _file(path: Path) -> SamplesFile:
     return SamplesFile(path, match["task"], results if isinstance(results, dict) else {})
 
 
+def answers_in(path: Path) -> int:
+    """How many answers the first line of a samples file has. Raises :class:`DataError`."""
+    return next((len(answer.responses) for answer in read(path)), 1)
+
+
 def read(path: Path) -> Iterator[SavedAnswer]:
     """The lines of a samples file, one at a time.
 
@@ -118,8 +129,8 @@ def _answer(text: str, place: str) -> SavedAnswer:
         )
     responses = line["resps"]
     first = responses[0] if isinstance(responses, list) else None
-    response = first[0] if isinstance(first, list) and first else first
-    if not isinstance(response, str):
+    given = first if isinstance(first, list) and first else [first]
+    if not all(isinstance(response, str) for response in given):
         raise DataError(f"{place} ({doc['id']}): no response in 'resps'")
     arguments = line.get("arguments") or {}
     prompt = (arguments.get("gen_args_0") or {}).get("arg_0")
@@ -127,7 +138,7 @@ def _answer(text: str, place: str) -> SavedAnswer:
         place,
         doc["id"],
         str(line["doc_hash"]),
-        str(deep_writable(response)),
+        tuple(str(deep_writable(response)) for response in given),
         prompt if isinstance(prompt, str) else None,
         line,
     )

@@ -34,7 +34,7 @@ from lm_eval.utils import (
 import lm_eval_tasks
 from custom_metrics import saved
 from custom_metrics.errors import ConfigError, DataError, RubricError
-from custom_metrics.judge import Judge
+from custom_metrics.judge import Judge, Panel
 from custom_metrics.masking import mask
 from custom_metrics.saved import SamplesFile, SavedAnswer
 from custom_metrics.task import RubricTask
@@ -117,7 +117,12 @@ def load(
     manager = TaskManager(
         include_path=lm_eval_tasks.path(),
         include_defaults=False,
-        metadata={**_task_prompt(files, metadata), **metadata, "judge": dict(judge)},
+        metadata={
+            **_task_prompt(files, metadata),
+            **_answers(files),
+            **metadata,
+            "judge": dict(judge),
+        },
     )
     names = list(dict.fromkeys(file.task for file in files))
     known = [n for n in manager.all_tasks if not _subtasks(manager, n)]
@@ -161,6 +166,11 @@ def _check(files: Sequence[SamplesFile], tasks: Mapping[str, RubricTask]) -> Non
                         f"file was made with other data or another version of {name} "
                         f"({_versions(file, task)}). Score it with those, or generate anew"
                     )
+                if len(answer.responses) != task.answers:
+                    raise DataError(
+                        f"{answer.place}: {len(answer.responses)} answers to {answer.id!r}, and "
+                        f"{task.answers} are to be scored of each document"
+                    )
                 if answer.id in seen:
                     raise DataError(
                         f"{answer.place}: a second answer to {answer.id!r}, which stands in "
@@ -198,6 +208,17 @@ def _subtasks(manager: TaskManager, name: str) -> list[str]:
     return list((manager.task_index[name].cfg or {}).get("subtasks") or [])
 
 
+def _answers(files: Iterable[SamplesFile]) -> dict[str, int]:
+    """How many answers each document has."""
+    counts = {saved.answers_in(file.path): file.path for file in files}
+    if len(counts) > 1:
+        shown = ", ".join(f"{count} in {path.name}" for count, path in counts.items())
+        raise ConfigError(
+            f"the files have different numbers of answers ({shown}); score them apart"
+        )
+    return {"answers": count for count in counts if count > 1}
+
+
 def _task_prompt(files: Iterable[SamplesFile], metadata: Mapping[str, Any]) -> dict[str, str]:
     """The task prompt that the answers were given to: the judge is shown it as well."""
     names = {
@@ -223,7 +244,7 @@ def _judged(
     """Each document's sample in the order of the files, as soon as its verdicts are there."""
     waiting: deque[tuple[str, dict[str, Any], SavedAnswer, int]] = deque()
     size = calls = 0
-    checked: set[Judge] = set()
+    checked: set[Judge | Panel] = set()
     for file in files:
         task = tasks[file.task]
         judge = task.judge
@@ -232,18 +253,25 @@ def _judged(
         for answer in saved.read(file.path):
             doc = docs[answer.id]
             if judge not in checked and not judge.holds(
-                task.calls_about(doc, answer.response, answer.opens_reasoning)
+                [
+                    call
+                    for response in answer.responses
+                    for call in task.calls_about(doc, response, answer.opens_reasoning)
+                ]
             ):
                 judge.check()  # nothing is asked, and no key needed, where all is in the store
                 checked.add(judge)
-            count = task.judge_answer(doc, answer.response, answer.opens_reasoning)
+            count = sum(
+                task.judge_answer(doc, response, answer.opens_reasoning)
+                for response in answer.responses
+            )
             # Documents that were read stay as they are: the next sample may need the same one.
             waiting.append((file.task, dict(doc), answer, count))
-            size, calls = size + len(answer.response) + len(answer.prompt or ""), calls + count
+            size, calls = size + answer.size, calls + count
             # A model in this process wants all calls as one batch.
             while waiting and not judge.config.in_process and (size > _MOST_BYTES or calls > most):
                 name, ready, first, done = waiting.popleft()
-                size, calls = size - len(first.response) - len(first.prompt or ""), calls - done
+                size, calls = size - first.size, calls - done
                 yield name, _sample(tasks[name], ready, first)
     while waiting:
         name, ready, first, _ = waiting.popleft()
@@ -252,7 +280,7 @@ def _judged(
 
 def _sample(task: RubricTask, doc: dict[str, Any], answer: SavedAnswer) -> dict[str, Any]:
     """The line of a one-step run."""
-    values = task.finish(doc, answer.response)
+    values = task.finish(doc, answer.responses)
     copied = {name: answer.line.get(name) for name in _COPIED}
     sample: dict[str, Any] = {"doc_id": copied.pop("doc_id"), "doc": doc}
     sample |= {name: copied[name] for name in _COPIED[1:6]}

@@ -218,8 +218,7 @@ class Session:
         keys = []
         for request in requests:
             prompt, kwargs = request.args[0], dict(request.args[1])
-            sampled = bool(kwargs.get("do_sample")) or float(kwargs.get("temperature") or 0) > 0
-            turn = [self._turn.run, self._turn.number] if sampled else []
+            turn = [self._turn.run, self._turn.number] if is_sampled(kwargs) else []
             parts = [*self._model, prompt_text(prompt), kwargs, turn]
             base = _digest(parts)
             keys.append(f"{base}-{seen[base]}")
@@ -259,6 +258,11 @@ class _Hook:
 def _worth_keeping(answer: Any) -> bool:
     """An empty answer may stand for one that failed: it is asked for again."""
     return isinstance(answer, str) and bool(answer.strip())
+
+
+def is_sampled(kwargs: Mapping[str, Any]) -> bool:
+    """Whether generation arguments leave something to chance."""
+    return bool(kwargs.get("do_sample")) or float(kwargs.get("temperature") or 0) > 0
 
 
 def prompt_text(prompt: Any) -> str:

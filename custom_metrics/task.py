@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
@@ -28,7 +29,7 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 import lm_eval_tasks
-from custom_metrics import answers, data, fetch, generation, prompts
+from custom_metrics import answers, data, fetch, generation, opinions, prompts, statistics
 from custom_metrics.answer import Answer, clean_answer, opens_reasoning, writable
 from custom_metrics.errors import ConfigError, JudgeError, show_plainly
 from custom_metrics.judge import (
@@ -36,15 +37,17 @@ from custom_metrics.judge import (
     JudgeCall,
     JudgeConfig,
     Outcome,
+    Panel,
     resolve_config,
     shared_judge,
 )
 from custom_metrics.masking import hide_in_answer, mask, mask_named
 from custom_metrics.rubric import Judgement, Message
-from custom_metrics.session import Session, prompt_text
+from custom_metrics.session import Session, is_sampled, prompt_text
 
 logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
 
+MOST_ANSWERS = 100  # to one document; more is a slip
 _NAN = float("nan")
 _LEXICAL_LABEL = "(lexical smoke test: scores mean nothing)"
 # Keys of a task's YAML that the harness does not know.
@@ -66,7 +69,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     judge prompt → judge calls), ``judge_prompts``, and where it has them ``task_prompts`` and
     ``metric_names`` (documents → what ``name_*`` in ``metric_list`` stands
     for), and a ``process_results`` that takes a document and its one :class:`Judgement`. An entry
-    of ``metric_list`` may have a ``stderr`` function beside its ``aggregation``.
+    of ``metric_list`` may have a ``stderr`` function beside its ``aggregation``, and ``needs``, which
+    leaves it out unless several ``opinions`` of the judge, or several ``answers`` of the model to
+    each document, are asked for.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -78,12 +83,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             raise ConfigError(
                 f"{config['task']}: filter_list is not supported; answers are cleaned"
             )
-        if (config.get("repeats") or 1) != 1:
-            logger.warning(
-                "%s: repeats is %s, and only the first answer to each document is judged",
-                config["task"],
-                config["repeats"],
-            )
+        self._answers = config["repeats"] = _answers_wanted(config)
         self._doc_to_messages: Callable[..., list[Message]] = functions["doc_to_messages"]
         self._doc_to_judge: Callable[..., list[Any]] = functions["doc_to_judge"]
         self._judge_prompts: prompts.Specs = functions["judge_prompts"]
@@ -95,11 +95,15 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             if doc.get("note"):
                 logger.warning("%s, %s: %s", config["task"], doc["id"], doc["note"])
         self._docs = datasets.Dataset.from_list(docs)
-        config["metric_list"] = _expanded(config["metric_list"], _metric_names(functions, docs))
+        wanted = {"answers"} if self._answers > 1 else set()
+        wanted |= {"opinions"} if _several_opinions(config.get("metadata") or {}) else set()
+        config["metric_list"] = _expanded(
+            config["metric_list"], _metric_names(functions, docs), wanted
+        )
         self.metrics = [entry["metric"] for entry in config["metric_list"]]
         self.values: dict[str, list[float]] = {}
         self._judge_config: JudgeConfig | None = None
-        self._judge: Judge | None = None
+        self._judge: Judge | Panel | None = None
         self._companions: list[RubricTask] = [self]
         self._started = self._judged = False
         self._judging: dict[str, Any] | None = None
@@ -163,6 +167,13 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         render = self._renderer(model, chat_template if apply_chat_template else None)
         kwargs = generation.generation_kwargs(self.config.generation_kwargs, model)
         wanted = kwargs.pop("max_gen_toks")
+        if self._answers > 1 and not is_sampled(kwargs):
+            logger.warning(
+                "%s: %d answers to each document are asked for, and without chance they will be "
+                "equal; add --gen_kwargs do_sample=true,temperature=…",
+                self.task_name,
+                self._answers,
+            )
         context = generation.context_of(model, render, self.config.metadata or {})
         system = [{"role": "system", "content": system_instruction}] if system_instruction else []
         session = Session.current
@@ -261,16 +272,15 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         metadata = self.config.metadata or {}
         self._judge_config = config = resolve_config(metadata.get("judge"))
         self._prompt = prompts.load(self._judge_prompts, config.prompt)
-        if config.backend != "lexical" and config.name in (
-            metadata.get("model"),
-            metadata.get("pretrained"),
-        ):
-            logger.warning("The judge %s is the model under test as well", config.name)
+        names = [judge.name for judge in config.members if judge.backend != "lexical"]
+        for name in names:
+            if name in (metadata.get("model"), metadata.get("pretrained")):
+                logger.warning("The judge %s is the model under test as well", name)
         if _is_lexical(config):
             logger.warning("The lexical judge is a smoke test: its scores mean nothing")
-        self._judge = shared_judge(config, needs_key=check)
+        self._judge = judge = shared_judge(config, needs_key=check)
         if rank == 0 and check:
-            self._judge.check()
+            judge.check()
 
     def apply_filters(self) -> None:
         """Start the judging of all answers, and wait for this task's.
@@ -338,13 +348,21 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             # The samples are written as UTF-8: one lone surrogate would cost all later lines.
             instance.resps = [_text(response) for response in instance.resps]
         super().apply_filters()
+        if self._answers > 1:  # the filter takes the first; ranks are padded with further ones
+            for instance in self._instances:
+                for name in instance.filtered_resps:
+                    instance.filtered_resps[name] = instance.resps[: self._answers]
         if self.predict_only:
             return
         self._submit(
             (instance.doc, response, self._reasoning_opened(instance))
             for instance in self._instances
-            for response in instance.filtered_resps.values()
+            for response in instance.resps[: self._answers]
         )
+
+    def _kept(self, instance: Instance) -> str | list[str]:
+        texts = [_text(response) for response in instance.resps[: self._answers]]
+        return texts if self._answers > 1 else texts[0]
 
     def _answer_arrived(self, prompt: str, answer: str) -> None:
         """Judge an answer while others are still generated; see :mod:`custom_metrics.session`."""
@@ -393,12 +411,17 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     # --- answers that were saved before (custom_metrics.score) ---
 
     @property
+    def answers(self) -> int:
+        """How many answers of the model each document has."""
+        return self._answers
+
+    @property
     def source(self) -> data.Source:
         """Where the documents come from."""
         return self._source
 
     @property
-    def judge(self) -> Judge:
+    def judge(self) -> Judge | Panel:
         """The judge, once :meth:`begin_scoring` has been called."""
         assert self._judge is not None
         return self._judge
@@ -432,10 +455,12 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         answer = self._answer_in(response, opened and not self._reasoning_removed)
         return self._calls(doc, answer)
 
-    def finish(self, doc: dict[str, Any], response: str) -> dict[str, Any]:
-        """Wait for the verdicts on one saved answer, and score it as :meth:`process_results`."""
-        values = self.process_results(doc, [response])
-        del self._pending[doc["id"], response]
+    def finish(self, doc: dict[str, Any], responses: Sequence[str]) -> dict[str, Any]:
+        """Wait for the verdicts on a document's saved answers, and score them as
+        :meth:`process_results`."""
+        values = self.process_results(doc, [responses if self._answers > 1 else responses[0]])
+        for response in set(responses):
+            del self._pending[doc["id"], response]
         return values
 
     def end_scoring(self) -> None:
@@ -444,30 +469,30 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if self._judging["calls"] or self._judging["from_store"]:
             logger.info("Judge: %s", self.judge.settle())
 
-    def process_results(self, doc: dict[str, Any], results: Sequence[str]) -> dict[str, Any]:
+    def process_results(
+        self, doc: dict[str, Any], results: Sequence[str | Sequence[str]]
+    ) -> dict[str, Any]:
         """The document's metrics, the same keys for every document; NaN where one has no value.
 
-        What the samples file keeps of the judging is added to ``doc``.
+        What the samples file keeps of the judging is added to ``doc``; where each document has
+        several answers, which are one list, as ``answers``, an entry each.
         """
         if self.predict_only:
             return {"bypass": None}
         assert self._judge_config is not None
         assert self._prompt is not None
-        answer, futures = self._pending[doc["id"], results[0]]
-        judgement = Judgement(
-            answer,
-            tuple(future.result() for future in futures),
-            failed_is_unmet=self._judge_config.on_failure == "unmet",
-        )
-        scores = self._score(doc, [judgement])
-        if judgement.excluded:
+        several = not isinstance(results[0], str)
+        responses = results[0] if several else results
+        judged = [self._judged_answer(doc, str(response)) for response in responses]
+        scores = self._over_answers([scores for scores, _, _ in judged])
+        if scores["judge_coverage"] == 0:
             self._unscored.append(doc["id"])
-        extra = {key: value for key, value in scores.items() if key not in self.metrics}
-        # What a judge wrote may hold an escaped surrogate, which no file takes.
-        doc.update(data.deep_writable(extra))
+        (_, extra, graded), *_ = judged
+        if several:
+            extra, graded = {}, {"answers": [{**graded, **extra} for _, extra, graded in judged]}
+        doc.update(extra)
         doc["messages"] = self._messages(doc)
-        doc["answer"] = answer.text
-        doc["answer_status"] = answer.status
+        doc.update(graded)
         doc["judge"] = self._judge_record()
         doc["judge_prompt"] = self._prompt.record()
         if self._task_prompt is not None:
@@ -475,6 +500,50 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         doc["task_version"] = self.VERSION
         # A metric named X_stderr that follows X lands in the harness's stderr column for X.
         return {name: scores.get(name.removesuffix("_stderr"), _NAN) for name in self.metrics}
+
+    def _judged_answer(
+        self, doc: Mapping[str, Any], response: str
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The scores of one answer, and what the samples file keeps of its judging and of itself."""
+        assert self._judge_config is not None
+        answer, futures = self._pending[doc["id"], response]
+        judgement = Judgement(
+            answer,
+            tuple(future.result() for future in futures),
+            failed_is_unmet=self._judge_config.on_failure == "unmet",
+            opinions=len(self._judge_config.opinions),
+        )
+        scores = self._score(doc, [judgement])
+        extra = {k: v for k, v in scores.items() if k not in self.metrics and k != "opinions"}
+        graded: dict[str, Any] = {"answer": answer.text, "answer_status": answer.status}
+        if self._answers > 1:
+            graded["scores"] = {k: v for k, v in scores.items() if k in self.metrics}
+        # What a judge wrote may hold an escaped surrogate, which no file takes.
+        return scores, dict(data.deep_writable(extra)), graded
+
+    def _over_answers(self, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A document's scores from those of its answers."""
+        scores = dict(each[0])
+        if len(each) > 1:
+            scores = {name: self._over(name, each) for name in self._aggregation_list}
+        if each[0].get("opinions") is not None:
+            scores |= opinions.metrics(opinions.of_answers([one["opinions"] for one in each]))
+        return scores
+
+    def _over(self, name: str, each: Sequence[Mapping[str, Any]]) -> float:
+        """One metric over several answers: the sum of what is counted, else the mean. A score that
+        one answer lacks the document lacks too."""
+        base = name.removesuffix("_worst").removesuffix("_spread")
+        values = [one.get(base, _NAN) for one in each]
+        if self._aggregation_list[name] is statistics.total:
+            return float(sum(values))
+        if name == "judge_coverage":  # a document has a score or has none
+            return float(min(values))
+        if any(value != value for value in values):
+            return _NAN
+        if name.endswith("_worst"):
+            return float(min(values))
+        return float(np.std(values, ddof=1) if name != base else np.mean(values))
 
     def aggregation(self) -> dict[str, Callable[[list[float]], Any]]:
         return {
@@ -545,6 +614,12 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if self._judge_config is not None and self._prompt is not None:
             metadata["judge"] = self._judge_record()
             metadata["judge_prompt"] = self._prompt.record()
+            if "judge_sd" in self.values:
+                metadata["judge_opinions"] = opinions.record(
+                    self.values["judge_sd"],
+                    self._judge_config.opinions,
+                    self._aggregation_list[self.metrics[0]],
+                )
         if self._task_prompt is not None:
             metadata["task_prompt"] = self._task_prompt.record()
         return {**config, "metadata": metadata}
@@ -617,6 +692,23 @@ def transcript(messages: Sequence[Message]) -> str:
     return "\n".join([*(f"{m['role']}: {m['content']}" for m in messages), "assistant:"])
 
 
+def _answers_wanted(config: Mapping[str, Any]) -> int:
+    """How many answers to each document are asked for: by metadata ``answers``, else by the YAML's
+    ``repeats``."""
+    metadata = config.get("metadata") or {}
+    wanted = metadata.get("answers") or config.get("repeats") or 1
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MOST_ANSWERS:
+        raise ConfigError(f"{config['task']}: answers is a number from 1 to {MOST_ANSWERS}")
+    return wanted
+
+
+def _several_opinions(metadata: Mapping[str, Any]) -> bool:
+    try:
+        return len(resolve_config(metadata.get("judge")).opinions) > 1
+    except ConfigError:  # said when the judge is needed, which with --predict_only it is not
+        return False
+
+
 def _metric_names(functions: Mapping[str, Any], docs: Sequence[dict[str, Any]]) -> list[str]:
     return functions["metric_names"](docs) if functions["metric_names"] else []
 
@@ -655,12 +747,17 @@ def _refuse_duplicate_processes(world_size: int) -> None:
         )
 
 
-def _expanded(entries: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """``metric_list`` as the harness takes it: ``name_*`` spelt out, ``stderr`` as a metric."""
+def _expanded(
+    entries: Iterable[Mapping[str, Any]], names: Sequence[str], wanted: set[str]
+) -> list[dict[str, Any]]:
+    """``metric_list`` as the harness takes it: ``name_*`` spelt out, ``stderr`` as a metric, and
+    nothing that ``needs`` what is not wanted."""
     expanded: list[dict[str, Any]] = []
     for entry in entries:
         entry = dict(entry)
         stderr = entry.pop("stderr", None)
+        if entry.pop("needs", None) not in {None, *wanted}:
+            continue
         pattern = entry["metric"]
         prefix = pattern.removesuffix("*")
         matching = [n for n in names if n.startswith(prefix)] if prefix != pattern else [pattern]
@@ -726,7 +823,7 @@ def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Out
 def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
     """``error``, saying where the answers are: the harness writes none when a run fails."""
     answered = {
-        task.task_name: {i.doc["id"]: _text(i.resps[0]) for i in task._instances if i.resps}
+        task.task_name: {i.doc["id"]: task._kept(i) for i in task._instances if i.resps}
         for task in tasks
     }
     try:
@@ -743,7 +840,7 @@ def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeE
 
 
 def _is_lexical(config: JudgeConfig | None) -> bool:
-    return config is not None and config.backend == "lexical"
+    return config is not None and config.lexical
 
 
 def _text(response: Any) -> str:

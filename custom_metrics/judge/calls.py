@@ -59,6 +59,9 @@ class JudgeCall(Generic[T]):
 
     ``schema`` is the JSON schema of a reply that ``read`` understands, in OpenAI's strict form
     (see :func:`strict_object`); the settings decide whether it is asked for.
+
+    ``combine`` says what the values of several opinions come to, of which there is at least one.
+    ``repeat`` is which of the times this is that one judge is asked the same.
     """
 
     messages: Callable[[], list[dict[str, str]]]
@@ -71,6 +74,8 @@ class JudgeCall(Generic[T]):
     max_tokens: int | None = None
     readable_when_cut: bool = False
     schema: Mapping[str, Any] | None = None
+    combine: Callable[[Sequence[T]], T] | None = None
+    repeat: int = 0
 
 
 def strict_object(**properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +94,8 @@ class Outcome(Generic[T]):
 
     ``attempts`` counts every request that was sent for it, in an earlier run if the reply is from
     the store. ``asked`` is False where a budget was spent before the call's turn; ``refused`` is
-    True where the endpoint would not answer it at all.
+    True where the endpoint would not answer it at all. ``votes`` has each opinion where more than
+    one was asked for.
     """
 
     attempts: int
@@ -97,7 +103,17 @@ class Outcome(Generic[T]):
     failure: str | None = None
     asked: bool = True
     refused: bool = False
+    votes: tuple[Vote[T], ...] = ()
 
     @property
     def failed(self) -> bool:
         return self.value is None
+
+
+@dataclass(frozen=True)
+class Vote(Generic[T]):
+    """One of several opinions on a call: whose, which time it was asked, and what became of it."""
+
+    judge: str
+    repeat: int
+    outcome: Outcome[T]

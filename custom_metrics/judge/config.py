@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge.calls import Usage
@@ -35,6 +37,11 @@ _NOT_IN_PROCESS = {
     "timeout", "tpm",
 }  # fmt: skip
 _IN_PROCESS = ("judge_model", "judge_model_args")
+# What is the panel's as a whole: no judge of it has its own, and none has it from the others.
+_OF_PANEL = ("models", "min_judges", "on_failure", "prompt")
+_NOT_INHERITED = {"models", "min_judges", "on_failure", "max_calls", "max_cost"}
+# What makes no other judge of it.
+_NOT_IDENTITY = {"api_key_env", "concurrency", "max_retries", "repeats", "timeout"}
 _NOT_FIELDS = ("RUBRIC_JUDGE_API_KEY", "RUBRIC_JUDGE_CACHE")
 # Fields of extra_body by which a user sets the form of a reply.
 _FORMS = {
@@ -136,8 +143,22 @@ class JudgeConfig(BaseModel):
         pattern=r"^[A-Z_][A-Z0-9_]*$",
         description="the NAME of the variable that holds the key, in capitals",
     )
+    repeats: int = Field(
+        1, ge=1, le=100, description="how often the judge is asked each question, 1 to 100"
+    )
+    models: tuple[JudgeConfig, ...] | None = Field(
+        None,
+        min_length=1,
+        description="a JSON list of judges, each an object of settings such as "
+        '{"model": "…", "base_url": "…", "api_key_env": "…"}',
+    )
+    min_judges: int | None = Field(
+        None, ge=1, description="how many judges of models have to give a verdict, 1 or more"
+    )
+    # Whether the judge's general key is this one's: not if a panel has several endpoints.
+    _general_key: bool = PrivateAttr(True)
 
-    @field_validator("extra_body", mode="before")
+    @field_validator("extra_body", "models", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
@@ -179,6 +200,48 @@ class JudgeConfig(BaseModel):
         return value
 
     @property
+    def members(self) -> tuple[JudgeConfig, ...]:
+        """The judges of a panel, or the one judge."""
+        return self.models or (self,)
+
+    @property
+    def panel(self) -> tuple[JudgeConfig, ...]:
+        """:attr:`members` as each is asked in a panel, which itself minds failures and budget."""
+        if self.models:
+            return self.models
+        whole = {"on_failure": "exclude", "max_calls": None, "max_cost": None}
+        return (self.model_copy(update=whole),)
+
+    @property
+    def judge_names(self) -> tuple[str, ...]:
+        """A name for each of :attr:`members`: its model's, with its place where that is not one's
+        alone."""
+        names = [member.name for member in self.members]
+        count = Counter(names)
+        return tuple(
+            name if count[name] == 1 else f"{name} #{place}" for place, name in enumerate(names, 1)
+        )
+
+    @property
+    def opinions(self) -> tuple[tuple[str, int], ...]:
+        """Whose opinion on each call is asked for, and which time: ``(judge, repeat)``."""
+        return tuple(
+            (name, repeat)
+            for name, member in zip(self.judge_names, self.members, strict=True)
+            for repeat in range(member.repeats)
+        )
+
+    @property
+    def least_judges(self) -> int:
+        """How many judges have to give a verdict: more than half, unless it is set."""
+        return self.min_judges or len(self.members) // 2 + 1
+
+    @property
+    def lexical(self) -> bool:
+        """Whether a judge among them is the smoke test."""
+        return any(member.backend == "lexical" for member in self.members)
+
+    @property
     def is_openai(self) -> bool:
         """Whether calls go to OpenAI's own endpoint, regional ones included, over TLS."""
         if self.azure_endpoint or self.backend != "openai":
@@ -189,12 +252,14 @@ class JudgeConfig(BaseModel):
 
     @property
     def in_process(self) -> bool:
-        """Whether the judge is a model of the harness's inside this process."""
-        return self.backend == "lm_eval"
+        """Whether the judge, or one of them, is a model of the harness's inside this process."""
+        return any(member.backend == "lm_eval" for member in self.members)
 
     @property
     def name(self) -> str:
         """The judge model's name, for messages and records."""
+        if self.models:
+            return " + ".join(self.judge_names)
         if not self.in_process:
             return self.model
         args = self.judge_model_args or {}
@@ -224,9 +289,20 @@ class JudgeConfig(BaseModel):
 
     def record(self) -> dict[str, Any]:
         """The settings as results and samples hold them: those in use, no secrets."""
-        kept: dict[str, Any] = mask(self.model_dump(exclude_none=True, exclude=_NOT_RECORDED))
+        if self.models:
+            own = [m.record().items() for m in self.models]
+            return {
+                "model": self.name,
+                "models": [{n: v for n, v in each if n not in _OF_PANEL} for each in own],
+                "min_judges": self.least_judges,
+                "prompt": self.prompt,
+                "on_failure": self.on_failure,
+            }
+        once = {"repeats"} if self.repeats == 1 else set()
+        excluded = _NOT_RECORDED | once
+        kept: dict[str, Any] = mask(self.model_dump(exclude_none=True, exclude=excluded))
         if self.backend == "lexical":
-            names = ("backend", "prompt", "on_failure")
+            names = ["backend", "prompt", "on_failure", *({"repeats"} & kept.keys())]
             note = "lexical overlap: a smoke test whose scores mean nothing"
             return {**{name: kept[name] for name in names}, "note": note}
         if self.in_process:
@@ -255,7 +331,7 @@ class JudgeConfig(BaseModel):
                 f"{self.api_key_env}, which is not set"
             )
         if self.is_openai or self.azure_endpoint:
-            names = " or ".join(self._key_names)
+            names = " or ".join(self._key_names or ["api_key_env"])
             raise ConfigError(
                 f"the judge at {self.endpoint} needs an API key: set {names}, or "
                 "point the judge at a server of your own with base_url"
@@ -276,7 +352,7 @@ class JudgeConfig(BaseModel):
     def _key_names(self) -> list[str]:
         if self.api_key_env:
             return [self.api_key_env]
-        names = ["RUBRIC_JUDGE_API_KEY"]
+        names = ["RUBRIC_JUDGE_API_KEY"] if self._general_key else []
         names += ["OPENAI_API_KEY"] if self.is_openai else []
         return names + (["AZURE_OPENAI_API_KEY"] if self.azure_endpoint else [])
 
@@ -296,8 +372,9 @@ def resolve_config(
             'metadata \'judge\': an object such as {"model": "o4-mini"} is needed, '
             f"not {type(metadata).__name__}"
         )
-    named = [s.get("api_key_env") for s in (metadata or {}, overrides or {})]
-    not_fields = {*_NOT_FIELDS, environ.get("RUBRIC_JUDGE_API_KEY_ENV"), *named}
+    in_env = {n: environ.get(f"{ENV_PREFIX}{n.upper()}") for n in ("api_key_env", "models")}
+    named = {n for s in (in_env, metadata or {}, overrides or {}) for n in _key_variables(s)}
+    not_fields = {*_NOT_FIELDS, *named}
     from_env = {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in environ.items()
@@ -317,11 +394,133 @@ def resolve_config(
             if field not in JudgeConfig.model_fields and is_secret_name(field):
                 raise _refused(place)
             merged[field], places[field] = value, place
+    keys = known_secrets(environ)
+    keys |= {k for n in named if len(k := environ.get(n, "").strip()) >= LEAST_LENGTH}
+    if merged.get("models") is None:
+        if merged.get("min_judges") is not None:
+            raise ConfigError(f"{places['min_judges']}: min_judges goes with models")
+        return _validated(merged, places, keys)
+    return _panel(merged, places, keys)
+
+
+def _key_variables(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The variables that ``api_key_env`` names, in ``models`` too, whatever else is wrong there."""
+    models = settings.get("models")
+    with contextlib.suppress(ValueError):
+        models = json.loads(models) if isinstance(models, str) else models
+    judges = list(models) if isinstance(models, list | tuple) else []
+    for judge in (settings, *judges):
+        if isinstance(judge, Mapping) and isinstance(name := judge.get("api_key_env"), str):
+            yield name
+
+
+def _panel(merged: Mapping[str, Any], places: Mapping[str, str], keys: set[str]) -> JudgeConfig:
+    """The settings of several judges: each one's own over the common ones."""
+    place, given = places["models"], merged["models"]
+    try:
+        given = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        given = None
+    judges_given = isinstance(given, list | tuple) and all(isinstance(j, Mapping) for j in given)
+    if not judges_given or not given:
+        takes = JudgeConfig.model_fields["models"].description
+        raise ConfigError(f"{place}: this value is not valid; models takes {takes}")
+    common = {n: v for n, v in merged.items() if n != "models" and v is not None}
+    judges = []
+    for number, judge in enumerate(given, 1):
+        own = {str(name): value for name, value in judge.items()}
+        here = f"{place}, judge {number}, "
+        for name in own:
+            known = name in JudgeConfig.model_fields
+            spelt = name if known or is_secret_name(name) or shown(name, "") else "…"
+            if not known and is_secret_name(name):
+                raise _refused(here + spelt)
+            if name in _OF_PANEL:
+                raise ConfigError(f"{here}{name}: it is the panel's as a whole; set it there")
+        inherited = _inherited(common, own)
+        whence = {n: places[n] for n in inherited} | {n: here + n for n in own}
+        judges.append(_validated({**inherited, **own}, whence, keys))
+    for field, value in common.items():
+        if holds_secret(value, keys) or mask(value) != value:
+            raise _refused(places[field])
+    of_panel = {n: v for n, v in common.items() if n in {*_OF_PANEL, "max_calls", "max_cost"}}
+    panel = _validated(of_panel, places, keys, prices_elsewhere=True)
+    if panel.min_judges is not None and panel.min_judges > len(judges):
+        raise ConfigError(
+            f"{places['min_judges']}: {panel.min_judges} judges have to give a verdict, and models "
+            f"has {len(judges)}"
+        )
+    if len(judges) == 1:  # no panel
+        own = {str(name): value for name, value in given[0].items()}
+        whole = {
+            **_inherited(common, own),
+            **{n: common[n] for n in _NOT_INHERITED & common.keys()},
+        }
+        whole.pop("min_judges", None)
+        whence = {n: places[n] for n in whole} | {n: f"{place}, judge 1, {n}" for n in own}
+        return _validated({**whole, **own}, whence, keys)
+    _check_keys(judges, given, common, places)
+    seen: dict[str, int] = {}
+    for number, config in enumerate(judges, 1):
+        record = {n: v for n, v in config.record().items() if n not in _NOT_IDENTITY}
+        first = seen.setdefault(json.dumps(record, sort_keys=True, default=str), number)
+        if first != number:
+            raise ConfigError(
+                f"{place}: judges {first} and {number} are the same one, so that both would say "
+                "the same; repeats asks one judge several times"
+            )
+    if panel.max_cost is not None and any(
+        c.prices is None and c.backend == "openai" for c in judges
+    ):
+        raise ConfigError(f"{places['max_cost']}: max_cost needs the prices of every judge as well")
+    return panel.model_copy(update={"models": tuple(judges)})
+
+
+def _inherited(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The common settings that mean something to a judge with its ``own``."""
+    backend = own.get("backend", common.get("backend", "openai"))
+    others: set[str] = set(_NOT_IN_PROCESS if backend == "lm_eval" else _IN_PROCESS)
+    for one, other in (("base_url", "azure_endpoint"), ("azure_endpoint", "base_url")):
+        if own.get(one) is not None:
+            others.add(other)
+    return {n: v for n, v in common.items() if n not in others | _NOT_INHERITED}
+
+
+def _check_keys(
+    judges: list[JudgeConfig],
+    given: Sequence[Mapping[str, Any]],
+    common: Mapping[str, Any],
+    places: Mapping[str, str],
+) -> None:
+    """See that no key meant for one endpoint goes to another."""
+    without = [
+        config
+        for config, own in zip(judges, given, strict=True)
+        if config.backend == "openai" and own.get("api_key_env") is None
+    ]
+    if len({config.endpoint for config in without}) < 2:
+        return
+    if common.get("api_key_env") is not None:
+        raise ConfigError(
+            f"{places['api_key_env']}: one key for judges at several endpoints; give each judge "
+            "of models its own api_key_env"
+        )
+    for config in without:
+        config._general_key = False
+
+
+def _validated(
+    merged: Mapping[str, Any],
+    places: Mapping[str, str],
+    keys: set[str],
+    *,
+    prices_elsewhere: bool = False,
+) -> JudgeConfig:
     try:
         config = JudgeConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_line(error, places)) from None
-    if config.max_cost is not None and config.prices is None:
+    if config.max_cost is not None and config.prices is None and not prices_elsewhere:
         raise ConfigError(f"{places['max_cost']}: max_cost needs prices=in,cached,out as well")
     _check_backend(config, merged, places)
     if any(is_secret_name(name) for name in _names_in(config.extra_body)):
@@ -338,12 +537,6 @@ def resolve_config(
                 "since it "
                 "is written to the results; put the key into the variable that api_key_env names"
             )
-    keys = known_secrets(environ)
-    if (
-        config.api_key_env
-        and len(key := environ.get(config.api_key_env, "").strip()) >= LEAST_LENGTH
-    ):
-        keys.add(key)
     for field, value in merged.items():
         if holds_secret(value, keys) or mask(value) != value:
             raise _refused(places[field])
@@ -414,7 +607,9 @@ def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
         known = ", ".join(JudgeConfig.model_fields)
         return f"{place}: the judge has no setting {shown(field, 'of this name')}; it has {known}"
     # What was put there by mistake may be a secret.
-    telling = ("api_key_env", "azure_endpoint", "base_url", "extra_body", "judge_model_args")
+    telling = (
+        "api_key_env", "azure_endpoint", "base_url", "extra_body", "judge_model_args", "models",
+    )  # fmt: skip
     value = "this value" if field in telling else shown(first["input"])
     takes = JudgeConfig.model_fields[field].description
     return f"{place}: {value} is not valid; {field} takes {takes}"

@@ -31,10 +31,11 @@ from custom_metrics.judge.client import (
 )
 from custom_metrics.judge.config import JudgeConfig
 from custom_metrics.judge.in_process import InProcessClient
-from custom_metrics.judge.ledger import Ledger
+from custom_metrics.judge.ledger import Budget, Ledger
 from custom_metrics.judge.lexical import LexicalClient
 from custom_metrics.judge.order import PrefixOrder
 from custom_metrics.judge.pace import Pace, wait_before_retry
+from custom_metrics.judge.panel import Panel
 from custom_metrics.judge.store import Keeper, Kept, PaidReply, Store, store_path
 
 logger = logging.getLogger("lm_eval.rubrics")
@@ -114,8 +115,11 @@ class _Item:
 class Judge:
     """Asks one judge, as its settings say. Safe to use from any thread."""
 
-    def __init__(self, config: JudgeConfig, *, needs_key: bool = True) -> None:
+    def __init__(
+        self, config: JudgeConfig, *, needs_key: bool = True, budget: Budget | None = None
+    ) -> None:
         self.config = config
+        self._budget = budget
         if needs_key:
             config.api_key()  # a missing key is an error now, not in the thread later
         warn_of_ignored_environment(config)
@@ -147,7 +151,12 @@ class Judge:
 
     def _new_ledger(self) -> Ledger:
         config = self.config
-        return Ledger(config.prices, max_calls=config.max_calls, max_cost=config.max_cost)
+        return Ledger(
+            config.prices,
+            max_calls=config.max_calls,
+            max_cost=config.max_cost,
+            shared=self._budget,
+        )
 
     @property
     def dropped(self) -> set[str]:
@@ -205,6 +214,11 @@ class Judge:
             missing.append(item)
         return missing
 
+    def stop(self, error: JudgeError) -> None:
+        """Give up, because ``error`` makes what this judge might say useless."""
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._stop, error)
+
     def settle(self) -> str:
         """The run's line of counts; counting and budgets begin anew."""
         line, self.ledger = self.ledger.line(), self._new_ledger()
@@ -229,7 +243,8 @@ class Judge:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _key(self, call: JudgeCall[Any]) -> str:
-        return request_key(self.config, call.messages(), self._room(call), call.schema)
+        room = self._room(call)
+        return request_key(self.config, call.messages(), room, call.schema, call.repeat)
 
     def _room(self, call: JudgeCall[Any]) -> int | None:
         default = _IN_PROCESS_TOKENS if self.config.in_process else None
@@ -343,10 +358,9 @@ class Judge:
         limit, tokens = self._room(call), self._tokens(call)
         while True:
             ledger = self.ledger
-            if why := ledger.spent:
+            if why := ledger.reserve():
                 pace.release()  # the others have nothing to wait for either
                 return Outcome(item.attempts, failure=f"not asked: {why}", asked=False)
-            ledger.reserved += 1
             trying = await pace.turn(tokens)
             if self._stopped:
                 raise self._stopped
@@ -533,17 +547,26 @@ def _readable(call: JudgeCall[Any], kept: Kept | None) -> bool:
     return True
 
 
-_shared: dict[tuple[str, str | None], Judge] = {}
+_shared: dict[tuple[str | None, ...], Judge | Panel] = {}
 
 
-def shared_judge(config: JudgeConfig, *, needs_key: bool = True) -> Judge:
+def shared_judge(config: JudgeConfig, *, needs_key: bool = True) -> Judge | Panel:
     """The judge for these settings, one for all tasks of the process; a new one if it gave up.
 
     Raises :class:`ConfigError` where a key is missing, unless it ``needs_key`` only later.
     """
-    key = (config.model_dump_json(), config.find_api_key())
+    key = (config.model_dump_json(), *(member.find_api_key() for member in config.members))
     if key not in _shared or _shared[key].stopped:
-        _shared[key] = Judge(config, needs_key=needs_key)
+        _shared[key] = _new_judge(config, needs_key)
     elif needs_key:
-        config.api_key()
+        for member in config.members:
+            member.api_key()
     return _shared[key]
+
+
+def _new_judge(config: JudgeConfig, needs_key: bool) -> Judge | Panel:
+    if len(config.opinions) == 1:
+        return Judge(config, needs_key=needs_key)
+    budget = Budget(config.max_calls, config.max_cost)
+    judges = [Judge(m, needs_key=needs_key, budget=budget) for m in config.panel]
+    return Panel(config, judges, budget)

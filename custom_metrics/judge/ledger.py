@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from custom_metrics.judge.calls import Usage
 from custom_metrics.judge.config import Prices
 
 
+class Budget:
+    """What several judges may spend together in one run. Safe to use from their threads."""
+
+    def __init__(self, max_calls: int | None, max_cost: float | None) -> None:
+        self.max_calls, self.max_cost = max_calls, max_cost
+        self.ledgers: list[Ledger] = []
+        self.lock = threading.Lock()
+
+    @property
+    def spent(self) -> str | None:
+        """Why no further call may be sent, or None."""
+        calls = sum(ledger.calls + ledger.reserved for ledger in self.ledgers)
+        cost = sum(ledger.cost or 0.0 for ledger in self.ledgers)
+        return _spent(calls, self.max_calls, cost, self.max_cost)
+
+
+def _spent(
+    calls: int, max_calls: int | None, cost: float | None, max_cost: float | None
+) -> str | None:
+    if max_calls is not None and calls >= max_calls:
+        return f"max_calls ({max_calls}) is reached"
+    if max_cost is not None and (cost or 0.0) >= max_cost:
+        return f"max_cost ({max_cost:g}) is reached"
+    return None
+
+
 @dataclass
 class Ledger:
-    """Counts of one run. Calls are requests that were sent, the repeated ones among them."""
+    """Counts of one run. Calls are requests that were sent, the repeated ones among them.
+
+    ``shared`` is what this judge and others may spend together.
+    """
 
     prices: Prices | None = None
     max_calls: int | None = None
     max_cost: float | None = None
+    shared: Budget | None = None
     calls: int = 0
     reserved: int = 0
     from_store: int = 0
@@ -24,6 +58,17 @@ class Ledger:
     usage: Usage = field(default_factory=Usage)
     first: float = 0.0
     last: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.shared is not None:
+            self.shared.ledgers.append(self)
+
+    def reserve(self) -> str | None:
+        """Set one request aside, or say why none may be sent any more."""
+        with self.shared.lock if self.shared else nullcontext():
+            why = self.spent
+            self.reserved += why is None
+            return why
 
     def sent(self, again: bool) -> None:
         """A request goes out that was reserved."""
@@ -45,15 +90,13 @@ class Ledger:
     @property
     def spent(self) -> str | None:
         """Why no further call may be sent, or None."""
-        if self.max_calls is not None and self.calls + self.reserved >= self.max_calls:
-            return f"max_calls ({self.max_calls}) is reached"
-        if self.max_cost is not None and (self.cost or 0.0) >= self.max_cost:
-            return f"max_cost ({self.max_cost:g}) is reached"
-        return None
+        calls = self.calls + self.reserved
+        own = _spent(calls, self.max_calls, self.cost, self.max_cost)
+        return own or (self.shared.spent if self.shared else None)
 
-    def record(self) -> dict[str, float]:
+    def record(self) -> dict[str, Any]:
         """The counts for a results file."""
-        counts: dict[str, float] = {
+        counts: dict[str, Any] = {
             "calls": self.calls,
             "from_store": self.from_store,
             "retried": self.retried,
@@ -74,3 +117,28 @@ class Ledger:
             f"{self.failed} failed, {self.usage.prompt} tokens in ({self.usage.cached} cached), "
             f"{self.usage.completion} out, {seconds:.1f} s{rate}{cost}"
         )
+
+
+@dataclass(frozen=True)
+class PanelLedger:
+    """The ledgers of several judges, by their names, read as one."""
+
+    ledgers: Mapping[str, Ledger]
+
+    @property
+    def spent(self) -> str | None:
+        """Why no further call may be sent to one of them at least, or None."""
+        return next((why for ledger in self.ledgers.values() if (why := ledger.spent)), None)
+
+    def record(self) -> dict[str, Any]:
+        """The sums of all counts, the cost of those that have prices, and each judge's own."""
+        each = {name: ledger.record() for name, ledger in self.ledgers.items()}
+        names = dict.fromkeys(name for counts in each.values() for name in counts)
+        sums = {name: sum(counts.get(name, 0) for counts in each.values()) for name in names}
+        return {**sums, "judges": each} if len(each) > 1 else sums
+
+    def line(self) -> str:
+        """One line for the end of a run."""
+        if len(self.ledgers) == 1:
+            return next(iter(self.ledgers.values())).line()
+        return "; ".join(f"{name}: {ledger.line()}" for name, ledger in self.ledgers.items())

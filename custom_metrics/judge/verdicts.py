@@ -53,6 +53,13 @@ class Met:
         return says_met != says_unmet and says_unmet == self.met
 
 
+def majority(verdicts: Sequence[Met]) -> Met:
+    """Met if more than half of ``verdicts`` say so; the reason is the first one's on that side."""
+    met = 2 * sum(verdict.met for verdict in verdicts) > len(verdicts)
+    # At a tie both sides have one, so that there is a first.
+    return next(verdict for verdict in verdicts if verdict.met == met)
+
+
 def read_met(text: str) -> Met:
     """The verdict in a reply's text. Raises :class:`Unreadable`."""
     text = reply_text(text)
