@@ -101,6 +101,6 @@ def _text(value: object, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise DataError(
-            f"{place}: an answer is a string, null or a list of several, not {type(value).__name__}"
+            f"{place}: an answer is a string or null, or a list of these, not {type(value).__name__}"
         )
     return value

@@ -77,6 +77,7 @@ def _dispatch(arguments: list[str]) -> int:
     estimate.add_argument("--price", metavar="IN,CACHED,OUT", help="per million tokens")
     estimate.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     estimate.add_argument("--answer_tokens", type=int, default=800, metavar="N")
+    estimate.add_argument("--answers", type=int, default=1, metavar="K", help="to each document")
     estimate.add_argument("--reply_tokens", type=int, default=150, metavar="N")
     score = commands.add_parser(
         "score", help="judge answers that lm_eval has saved, and score them"
@@ -184,7 +185,7 @@ def _score(parsed: argparse.Namespace) -> None:
 
 
 def _estimate(parsed: argparse.Namespace) -> None:
-    from custom_metrics.estimate import estimate, table
+    from custom_metrics.estimate import estimate, text
     from custom_metrics.judge import resolve_config
 
     settings = read_pairs("--judge", parsed.judge)
@@ -192,14 +193,15 @@ def _estimate(parsed: argparse.Namespace) -> None:
         settings["prices"] = parsed.price
     config = resolve_config(None, settings)
     names = [name for given in parsed.tasks for name in given.split(",") if name]
-    found, how = estimate(
+    found = estimate(
         names,
         config,
         limit=parsed.limit,
         answer_tokens=parsed.answer_tokens,
         reply_tokens=parsed.reply_tokens,
+        metadata={"answers": parsed.answers},
     )
-    print(table(found, how, config))
+    print(text(found, config))
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

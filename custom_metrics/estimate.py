@@ -22,7 +22,7 @@ _CHARACTERS_A_TOKEN = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Calls and tokens of one task."""
+    """Calls and tokens of one task, by one judge."""
 
     task: str
     documents: int
@@ -38,8 +38,8 @@ def estimate(
     answer_tokens: int,
     reply_tokens: int,
     metadata: dict[str, Any] | None = None,
-) -> tuple[list[Estimate], str]:
-    """An estimate for each task, and how tokens were counted.
+) -> list[tuple[list[Estimate], str]]:
+    """For each judge an estimate of each task, and how tokens were counted.
 
     ``answer_tokens`` and ``reply_tokens`` are guesses of the lengths of an answer and of a reply
     of the judge. Raises :class:`ConfigError` for an unknown task.
@@ -50,10 +50,14 @@ def estimate(
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
         raise ConfigError(f"no task {', '.join(unknown)}; there are {', '.join(manager.all_tasks)}")
-    count, how = _counter(config.name)
     answer = Answer(" abc" * answer_tokens, "answered")
     tasks: list[RubricTask] = list(manager.load(list(names))["tasks"].values())
-    return [_of_task(task, config, answer, limit, reply_tokens, count) for task in tasks], how
+    found = []
+    for judge in config.members:
+        count, how = _counter(judge.name)
+        each = [_of_task(task, judge, answer, limit, reply_tokens, count) for task in tasks]
+        found.append((each, how))
+    return found
 
 
 def _of_task(
@@ -64,7 +68,7 @@ def _of_task(
     reply_tokens: int,
     count: Callable[[str], int],
 ) -> Estimate:
-    documents = calls = prompt = cached = 0
+    documents = calls = prompt = cached = again = 0
     for group in task.calls_for(answer, config, limit):
         texts = ["".join(m["content"] for m in call.messages()) for call in group]
         shared = _common_start(texts[0], texts[-1]) if len(texts) > 1 else ""
@@ -75,7 +79,17 @@ def _of_task(
         ends = [count(text[len(shared) :]) for text in texts]
         prompt += sum(ends) + shared_tokens * len(texts)
         cached += kept * (len(texts) - 1) if kept >= _LEAST_CACHED else 0
-    return Estimate(task.task_name, documents, calls, Usage(prompt, cached, calls * reply_tokens))
+        # A repeated call finds the whole of its prompt.
+        whole = [shared_tokens + end for end in ends]
+        known = sum(n - n % _CACHE_STEP for n in whole if n >= _LEAST_CACHED)
+        again += known * (config.repeats - 1)
+    times = config.repeats * task.answers
+    return Estimate(
+        task.task_name,
+        documents,
+        calls * times,
+        Usage(prompt * times, (cached + again) * task.answers, calls * times * reply_tokens),
+    )
 
 
 def _common_start(one: str, other: str) -> str:
@@ -96,7 +110,7 @@ def _counter(model: str) -> tuple[Callable[[str], int], str]:
 
 
 def table(estimates: Sequence[Estimate], how: str, config: JudgeConfig) -> str:
-    """The estimates as text, with their sum, and the cost where prices are set."""
+    """One judge's estimates as text, with their sum, and the cost where prices are set."""
     total = sum((e.usage for e in estimates), Usage())
     rows = [(e.task, e.documents, e.calls, e.usage) for e in estimates]
     rows.append(
@@ -111,3 +125,24 @@ def table(estimates: Sequence[Estimate], how: str, config: JudgeConfig) -> str:
     if config.prices is not None:
         lines.append(f"cost {config.prices.cost(total):,.2f} at the prices given")
     return "\n".join(lines)
+
+
+def text(found: Sequence[tuple[Sequence[Estimate], str]], config: JudgeConfig) -> str:
+    """What :func:`estimate` found, a table a judge, and what all of them cost together."""
+    if len(config.opinions) == 1:
+        ((estimates, how),) = found
+        return table(estimates, how, config)
+    parts = []
+    for name, judge, (estimates, how) in zip(
+        config.judge_names, config.members, found, strict=True
+    ):
+        times = f", {judge.repeats} times each" if judge.repeats > 1 else ""
+        parts.append(f"{name} ({judge.endpoint}){times}\n{table(estimates, how, judge)}")
+    if len(found) > 1 and all(judge.prices is not None for judge in config.members):
+        cost = sum(
+            judge.prices.cost(sum((e.usage for e in estimates), Usage()))
+            for judge, (estimates, _) in zip(config.members, found, strict=True)
+            if judge.prices is not None
+        )
+        parts.append(f"cost of all judges {cost:,.2f}")
+    return "\n\n".join(parts)

@@ -469,7 +469,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
         "judge_coverage": float(bool(awarded)),
         "empty_answers": float(judgement.answer.empty),
         **({"judge_contradictions": _contradictions(outcome)} if doc["sections"] else {}),
-        "opinions": _opinions(doc, judgement) if judgement.opinions > 1 else None,
+        **({"opinions": _opinions(doc, judgement)} if judgement.opinions > 1 else {}),
         "grading": {
             "sections": [
                 {
@@ -505,27 +505,29 @@ def _contradictions(outcome: Outcome[Grading] | None) -> float:
 
 
 def _votes(outcome: Outcome[Grading] | None) -> list[dict[str, Any]]:
-    """Each opinion on an answer, as the samples file keeps it: the points as the judge gave them."""
+    """Each opinion on an answer, as the samples file keeps it."""
     return [
         {
             "judge": vote.judge,
             "repeat": vote.repeat,
-            "awarded": dict(grading.awarded) if (grading := vote.outcome.value) else None,
-            "breakdown": {
-                name: [asdict(item) for item in items] for name, items in grading.breakdown.items()
-            }
-            if grading
-            else {},
-            "contradicts_breakdown": [
-                n for n in grading.awarded if grading.contradicts_breakdown(n)
-            ]
-            if grading
-            else [],
-            "explanation": grading.explanation if grading else None,
+            **_written_grading(vote.outcome.value),
             "failure": vote.outcome.failure,
         }
         for vote in (outcome.votes if outcome else ())
     ]
+
+
+def _written_grading(grading: Grading | None) -> dict[str, Any]:
+    """One opinion's points as it gave them, with its reasons."""
+    if grading is None:
+        return {"awarded": None, "breakdown": {}, "contradicts_breakdown": [], "explanation": None}
+    names = list(grading.awarded)
+    return {
+        "awarded": dict(grading.awarded),
+        "breakdown": {name: [asdict(i) for i in grading.breakdown[name]] for name in names},
+        "contradicts_breakdown": [name for name in names if grading.contradicts_breakdown(name)],
+        "explanation": grading.explanation,
+    }
 
 
 def _opinions(doc: Doc, judgement: Judgement) -> Opinions:

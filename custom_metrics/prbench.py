@@ -244,7 +244,7 @@ def process_results(doc: Doc, results: Sequence[Judgement]) -> dict[str, Any]:
         "judge_coverage": float(not excluded),
         "empty_answers": float(judgement.answer.empty),
         "judge_contradictions": float(sum(verdict.contradictory for verdict in explained)),
-        "opinions": _opinions(criteria, judgement) if judgement.opinions > 1 else None,
+        **({"opinions": _opinions(criteria, judgement)} if judgement.opinions > 1 else {}),
         "criteria": [
             {
                 **asdict(criterion),

@@ -216,7 +216,8 @@ def _answers(files: Iterable[SamplesFile]) -> dict[str, int]:
         raise ConfigError(
             f"the files have different numbers of answers ({shown}); score them apart"
         )
-    return {"answers": count for count in counts if count > 1}
+    count = max(counts)
+    return {"answers": count} if count > 1 else {}
 
 
 def _task_prompt(files: Iterable[SamplesFile], metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -68,10 +68,10 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     ``doc_to_messages`` (document, task prompt → chat), ``doc_to_judge`` (document, chat, answer,
     judge prompt → judge calls), ``judge_prompts``, and where it has them ``task_prompts`` and
     ``metric_names`` (documents → what ``name_*`` in ``metric_list`` stands
-    for), and a ``process_results`` that takes a document and its one :class:`Judgement`. An entry
-    of ``metric_list`` may have a ``stderr`` function beside its ``aggregation``, and ``needs``, which
-    leaves it out unless several ``opinions`` of the judge, or several ``answers`` of the model to
-    each document, are asked for.
+    for), and a ``process_results`` that takes a document and the one :class:`Judgement` of an
+    answer to it. An entry of ``metric_list`` may have a ``stderr`` function beside its
+    ``aggregation``, and ``needs``, which leaves it out unless several ``opinions`` of the judge, or
+    several ``answers`` of the model to each document, are asked for.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -504,7 +504,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     def _judged_answer(
         self, doc: Mapping[str, Any], response: str
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """The scores of one answer, and what the samples file keeps of its judging and of itself."""
+        """The scores of one answer, and what the samples file keeps of its judging and of it."""
         assert self._judge_config is not None
         answer, futures = self._pending[doc["id"], response]
         judgement = Judgement(
@@ -526,7 +526,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         scores = dict(each[0])
         if len(each) > 1:
             scores = {name: self._over(name, each) for name in self._aggregation_list}
-        if each[0].get("opinions") is not None:
+        if "opinions" in each[0]:
             scores |= opinions.metrics(opinions.of_answers([one["opinions"] for one in each]))
         return scores
 
