@@ -100,7 +100,6 @@ def _text(value: object, place: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(
-            f"{place}: an answer is a string or null, or a list of these, not {type(value).__name__}"
-        )
+        kind = type(value).__name__
+        raise DataError(f"{place}: an answer is a string or null, or a list of these, not {kind}")
     return value

@@ -69,7 +69,9 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "prompt": ("builtin", "builtin"),
     "on_failure": ("unmet", "unmet"),
     "api_key_env": ("MY_KEY", "MY_KEY"),
+    "repeats": ("3", 3),
 }
+OF_PANELS = {"models", "min_judges"}  # tests/test_panel_config.py
 NEEDED_BESIDE = {
     "max_cost": {"prices": "1,1,1"},
     "azure_endpoint": {"api_version": "2024-10-21"},
@@ -99,7 +101,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def test_the_tables_here_name_every_field() -> None:
-    assert set(FIELDS) == set(JudgeConfig.model_fields)
+    assert set(FIELDS) | OF_PANELS == set(JudgeConfig.model_fields)
 
 
 def test_without_settings_the_defaults_hold() -> None:
@@ -114,6 +116,8 @@ def test_without_settings_the_defaults_hold() -> None:
         "max_calls",
         "max_cost",
         "prices",
+        "repeats",
+        *OF_PANELS,
     }
 
 

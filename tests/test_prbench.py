@@ -411,6 +411,7 @@ def test_a_judged_document_has_its_scores() -> None:
         "category_b": 0.0,
         "judge_coverage": 1.0,
         "empty_answers": 0.0,
+        "judge_contradictions": 0.0,
     }
 
 
