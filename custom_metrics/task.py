@@ -167,7 +167,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         render = self._renderer(model, chat_template if apply_chat_template else None)
         kwargs = generation.generation_kwargs(self.config.generation_kwargs, model)
         wanted = kwargs.pop("max_gen_toks")
-        if self._answers > 1 and not is_sampled(kwargs):
+        if self._answers > 1 and not is_sampled(kwargs) and _generates(model):
             logger.warning(
                 "%s: %d answers to each document are asked for, and without chance they will be "
                 "equal; add --gen_kwargs do_sample=true,temperature=…",
@@ -836,7 +836,12 @@ def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeE
         f"{str(error).rstrip('.')}. The {count} answers are kept in {path}; judge them with: "
         f"lm-eval-rubrics run --model prefilled --model_args path={path} "
         f"--tasks {' '.join(sorted(answered))}"
+        + (f" --answers {tasks[0].answers}" if tasks[0].answers > 1 else "")
     )
+
+
+def _generates(model: Any) -> bool:
+    return getattr(model, "tokenizer_name", None) != "prefilled"
 
 
 def _is_lexical(config: JudgeConfig | None) -> bool:

@@ -253,7 +253,7 @@ class JudgeConfig(BaseModel):
     @property
     def in_process(self) -> bool:
         """Whether the judge, or one of them, is a model of the harness's inside this process."""
-        return any(member.backend == "lm_eval" for member in self.members)
+        return self.backend == "lm_eval" or any(m.in_process for m in self.models or ())
 
     @property
     def name(self) -> str:
@@ -396,10 +396,10 @@ def resolve_config(
             merged[field], places[field] = value, place
     keys = known_secrets(environ)
     keys |= {k for n in named if len(k := environ.get(n, "").strip()) >= LEAST_LENGTH}
-    if merged.get("models") is None:
+    if merged.get("models") in (None, ""):
         if merged.get("min_judges") is not None:
             raise ConfigError(f"{places['min_judges']}: min_judges goes with models")
-        return _validated(merged, places, keys)
+        return _validated({n: v for n, v in merged.items() if n != "models"}, places, keys)
     return _panel(merged, places, keys)
 
 

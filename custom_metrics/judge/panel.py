@@ -36,6 +36,7 @@ class Panel:
         self.config = config
         self._judges = dict(zip(config.judge_names, judges, strict=True))
         self._budget = budget
+        self._opinions, self._least = config.opinions, config.least_judges
         self._mourned: set[str] = set()
         self._given_up = False
         for name, judge in self._judges.items():
@@ -132,9 +133,9 @@ class Panel:
         """Raises :class:`JudgeError` where the panel cannot go on."""
         votes = tuple(
             Vote(judge, repeat, self._opinion(judge, future))
-            for (judge, repeat), future in zip(self.config.opinions, futures, strict=True)
+            for (judge, repeat), future in zip(self._opinions, futures, strict=True)
         )
-        outcome = combine(call, votes, self.config.least_judges)
+        outcome = combine(call, votes, self._least)
         if outcome.failed and outcome.asked and self.config.on_failure == "raise":
             error = JudgeError(
                 f"the judge call for {call.label} failed for good ({outcome.failure}), and "
@@ -152,12 +153,12 @@ class Panel:
         if not isinstance(error, JudgeError):
             raise error
         going = sum(not judge.stopped for judge in self._judges.values())
-        if going < self.config.least_judges:
+        if going < self._least:
             stop = error
             if len(self._judges) > 1:
                 stop = JudgeError(
                     f"{going} of {len(self._judges)} judges can go on, and "
-                    f"{self.config.least_judges} are needed: {error}"
+                    f"{self._least} are needed: {error}"
                 )
             self._stop(stop)
             raise stop
