@@ -135,7 +135,7 @@ def test_what_is_wrong_is_named_with_its_judge(settings: dict[str, Any], named: 
     assert named in refusal(settings)
 
 
-# --- keys ------------------------------------------------------------------------------------------
+# --- keys ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -241,7 +242,7 @@ class JudgeConfig(BaseModel):
         """Whether a judge among them is the smoke test."""
         return any(member.backend == "lexical" for member in self.members)
 
-    @property
+    @cached_property
     def is_openai(self) -> bool:
         """Whether calls go to OpenAI's own endpoint, regional ones included, over TLS."""
         if self.azure_endpoint or self.backend != "openai":
@@ -255,7 +256,7 @@ class JudgeConfig(BaseModel):
         """Whether the judge, or one of them, is a model of the harness's inside this process."""
         return self.backend == "lm_eval" or any(m.in_process for m in self.models or ())
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The judge model's name, for messages and records."""
         if self.models:
@@ -265,7 +266,7 @@ class JudgeConfig(BaseModel):
         args = self.judge_model_args or {}
         return str(args.get("pretrained") or args.get("model") or self.judge_model)
 
-    @property
+    @cached_property
     def asks_for_schema(self) -> bool:
         """Whether a call's schema goes into its request."""
         if self.structured == "auto":
@@ -273,11 +274,11 @@ class JudgeConfig(BaseModel):
             return self.prompt == "builtin" and not _FORMS & (self.extra_body or {}).keys()
         return self.structured == "json_schema"
 
-    @property
+    @cached_property
     def uses_responses(self) -> bool:
         return self.api == "responses" or (self.api == "auto" and self.is_openai)
 
-    @property
+    @cached_property
     def endpoint(self) -> str:
         """Where calls go, for messages and records: never with user, password or query."""
         if self.backend == "lexical":
