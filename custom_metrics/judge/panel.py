@@ -38,7 +38,7 @@ class Panel:
         self._budget = budget
         self._opinions, self._least = config.opinions, config.least_judges
         self._mourned: set[str] = set()
-        self._given_up = False
+        self._given_up: JudgeError | None = None
         for name, judge in self._judges.items():
             _warn_of_equal_replies(name, judge.config)
 
@@ -152,25 +152,24 @@ class Panel:
             return future.result()
         if not isinstance(error, JudgeError):
             raise error
+        if self._given_up is not None:
+            raise self._given_up
         going = sum(not judge.stopped for judge in self._judges.values())
         if going < self._least:
-            stop = error
             if len(self._judges) > 1:
-                stop = JudgeError(
+                error = JudgeError(
                     f"{going} of {len(self._judges)} judges can go on, and "
                     f"{self._least} are needed: {error}"
                 )
-            self._stop(stop)
-            raise stop
+            self._stop(error)
+            raise error
         if name not in self._mourned:
             self._mourned.add(name)
             logger.error("The judge %s has given up, and the others decide: %s", name, error)
         return Outcome(0, failure=str(error))
 
     def _stop(self, error: JudgeError) -> None:
-        if self._given_up:
-            return
-        self._given_up = True
+        self._given_up = error
         for judge in self._judges.values():
             judge.stop(error)
 
