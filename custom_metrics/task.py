@@ -485,7 +485,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         responses = results[0] if several else results
         judged = [self._judged_answer(doc, str(response)) for response in responses]
         scores = self._over_answers([scores for scores, _, _ in judged])
-        if scores["judge_coverage"] == 0:
+        if scores.get("judge_coverage") == 0:
             self._unscored.append(doc["id"])
         (_, extra, graded), *_ = judged
         if several:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from stub_server import Reply, StubServer, verdict
 
 import lm_eval_tasks
 from custom_metrics.errors import JudgeError
-from custom_metrics.judge import Judge, JudgeCall, JudgeConfig, Met
+from custom_metrics.judge import (
+    Judge,
+    JudgeCall,
+    JudgeConfig,
+    Met,
+    majority,
+    resolve_config,
+    shared_judge,
+)
 
 
 @register_model("word-judge")
@@ -260,3 +269,24 @@ def test_an_api_model_of_the_harness_is_a_judge_too(tmp_path: Path) -> None:
     assert metrics(results(tmp_path / "out"), "prbench_sample")["judge_coverage"] == 1
     record = results(tmp_path / "out")["configs"]["prbench_sample"]["metadata"]["judge"]
     assert record["judge_model_args"]["num_concurrent"] == 8
+
+
+def test_a_model_in_the_process_and_a_server_are_a_panel_and_repeats_are_one_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with StubServer(lambda received: Reply(verdict("2" in received.prompt))) as server:
+        local = {"backend": "lm_eval", "judge_model": "word-judge", "judge_model_args": {"x": 1}}
+        config = resolve_config(
+            {"models": [{**local, "repeats": 2}, {"model": "judge", "base_url": server.url}],
+             "timeout": 5},
+        )  # fmt: skip
+        panel = shared_judge(config)
+        asked = [replace(c, combine=majority) for c in calls(30)]
+        outcomes = [future.result(PATIENCE) for future in panel.submit(asked)]
+        assert panel.holds(asked)
+    assert [len(batch) for batch in batches()] == [60]
+    assert verdicts(outcomes) == ["1" in str(n) for n in range(30)]  # two of three opinions
+    assert [[v.outcome.value.met for v in o.votes] for o in outcomes if o.value] == [
+        ["1" in str(n), "1" in str(n), "2" in str(n)] for n in range(30)
+    ]
+    assert "asked 2 times without chance" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import signal
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import forget_judges
+from asking import forget_judges, wait_until
+from background import running
 from commands import metrics, results, samples
 from in_process import evaluate
 from rows import FINANCE, Case, clipped_mean, criterion_of, write_answers, write_data
@@ -465,6 +467,33 @@ def test_a_judges_own_budget_and_the_cost_of_all(
     for k, name in enumerate("abc", 1):
         tokens = each[name]["prompt_tokens"] + k * each[name]["completion_tokens"]
         assert each[name]["cost"] == pytest.approx(tokens / 1e6)
+
+
+def test_a_panels_run_that_was_killed_is_finished_without_a_call_repeated(
+    judges: dict[str, Opinion], servers: dict[str, StubServer], tmp_path: Path
+) -> None:
+    for name, opinion in judges.items():
+        opinion.script = lambda call, _, met=MET[name]: Reply(
+            verdict(TAGS.index(criterion_of(call)) in met), delay=0.2
+        )
+    own = {name: {"concurrency": 1, "repeats": 2} for name in "abc"}
+    command = [
+        "run", "--model", "prefilled", "--model_args", f"path={tmp_path / 'answers.json'}",
+        "--tasks", "prbench_finance", "--output_path", str(tmp_path / "out"),
+        "--judge", "prompt=builtin", listed(servers, **own),
+    ]  # fmt: skip
+    with running("lm-eval-rubrics", *command, log=tmp_path / "log") as started:
+        wait_until(lambda: all(n >= 4 for n in calls(servers).values()) or started.ended())
+        started.send(signal.SIGKILL)
+        assert started.code() == -signal.SIGKILL, started.text
+    before = calls(servers)
+    assert all(n < 2 * len(TAGS) for n in before.values())
+    for opinion in judges.values():
+        opinion.script = lambda _call, _number: None
+    assert main(command) == 0
+    for number in calls(servers).values():
+        assert 2 * len(TAGS) <= number <= 2 * len(TAGS) + 1  # one was in flight
+    assert row(tmp_path / "out")["clipped_score"] == pytest.approx(clipped_mean(majority()))
 
 
 def test_saved_answers_are_scored_by_a_panel_as_in_one_step(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +72,16 @@ def test_the_judges_are_set_in_every_place(place: str) -> None:
 )  # fmt: skip
 def test_json_on_the_command_line_keeps_its_commas(given: list[str], pairs: Any) -> None:
     assert read_pairs("--judge", given) == pairs
+
+
+def test_the_readmes_example_is_read_as_a_shell_hands_it_over() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"lm-eval-rubrics run … (--judge .*?)\n```", text, re.DOTALL)
+    option, *pairs = shlex.split(line)
+    found = resolve_config(None, read_pairs(option, pairs), {})
+    assert [judge.repeats for judge in found.members] == [2, 2, 1]
+    assert [judge.prices is not None for judge in found.members] == [True] * 3
+    assert found.max_cost == 30
 
 
 def test_one_judge_in_the_list_is_no_panel() -> None:
