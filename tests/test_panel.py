@@ -621,19 +621,20 @@ def test_points_are_combined_by_their_mean(tmp_path: Path) -> None:
 
 
 def test_alpha_of_published_data_with_missing_values() -> None:
-    # Krippendorff's own example (nominal), reduced to two categories, is checked by definition.
+    # Krippendorff's example of three coders and fifteen units; α for intervals is 0.811.
     nan = math.nan
-    raters = [[nan] * 5 + [1, 0, 1, 0, 1, 1, 1, 1, nan, 1],
-              [1, nan, 0, 1, 1, 1, 0, 1] + [nan] * 7,
-              [nan, nan, 0, 1, 1, 0, 0, nan, 0, 1, 1, 1, 1, nan, 0]]  # fmt: skip
-    units = [tuple(of_one) for of_one in zip(*raters, strict=True)]
+    coders = [[nan] * 5 + [3, 4, 1, 2, 1, 1, 3, 3, nan, 3],
+              [1, nan, 2, 1, 3, 3, 4, 3] + [nan] * 7,
+              [nan, nan, 2, 1, 3, 4, 4, nan, 2, 1, 1, 3, 3, nan, 4]]  # fmt: skip
+    units = [tuple(of_one) for of_one in zip(*coders, strict=True)]
     known = [[value for value in unit if value == value] for unit in units]
-    made = opinions.Opinions(tuple(units), (nan, nan, nan))
-    values = [opinions.metrics(made)["judge_alpha"]]
+    assert alpha(known) == pytest.approx(0.811, abs=5e-4)
+    # Two documents, one with the first units and one with the rest.
+    made = [opinions.Opinions(tuple(part), (nan,) * 3) for part in (units[:7], units[7:])]
+    values = [opinions.metrics(of_one)["judge_alpha"] for of_one in made]
     assert opinions.alpha(values) == pytest.approx(alpha(known))
-    assert opinions.split(units) == pytest.approx(
-        sum(len(set(u)) > 1 for u in known if len(u) > 1) / sum(len(u) > 1 for u in known)
-    )
+    several = [set(unit) for unit in known if len(unit) > 1]
+    assert opinions.split(units) == sum(len(s) > 1 for s in several) / len(several)
 
 
 def test_what_cannot_be_measured_is_nan() -> None:
