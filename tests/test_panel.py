@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 import signal
 import statistics
 from collections import Counter
@@ -32,6 +33,7 @@ from stub_server import (
 import lm_eval_tasks
 from custom_metrics import opinions
 from custom_metrics.cli import main
+from custom_metrics.judge.ledger import Budget, Ledger, PanelLedger
 
 TAGS = [case.tag(n) for case in FINANCE for n in range(len(case.items))]
 # What each judge finds met, by the criterion's place in TAGS.
@@ -647,12 +649,15 @@ def test_what_cannot_be_measured_is_nan() -> None:
     assert math.isnan(opinions.mean_sd([]))
 
 
-def test_a_documents_opinions_survive_the_way_between_processes() -> None:
-    import pickle
-
+def test_what_was_spent_and_said_survives_the_way_between_processes() -> None:
+    ledger = Ledger(shared=Budget(5, None))
+    assert ledger.reserve() is None
+    ledger.sent(again=False)
+    again = pickle.loads(pickle.dumps(PanelLedger({"a": ledger})))
+    assert again.record() == PanelLedger({"a": ledger}).record()
     made = opinions.Opinions(((1.0, 0.0),), (0.5, 0.25))
     value = opinions.metrics(made)["judge_sd"]
-    again = pickle.loads(pickle.dumps(value))
-    assert again == value
-    assert again.opinions == made
+    copy = pickle.loads(pickle.dumps(value))
+    assert copy == value
+    assert copy.opinions == made
     assert json.loads(json.dumps(value)) == value

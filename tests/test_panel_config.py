@@ -179,6 +179,8 @@ def test_the_general_key_goes_nowhere_if_the_judges_are_at_several_endpoints() -
     environ = {"RUBRIC_JUDGE_API_KEY": KEY, "OPENAI_API_KEY": "openai"}
     found = resolve_config({"models": [A, C]}, environ=environ)
     assert [judge.api_key(environ) for judge in found.members] == [None, "openai"]
+    copied = [judge.model_copy(update={"rpm": 9}) for judge in found.members]
+    assert copied[0].api_key(environ) is None
     found = resolve_config({"models": [A, {**A, "model": "b"}]}, environ=environ)
     assert [judge.api_key(environ) for judge in found.members] == [KEY, KEY]
 

@@ -63,6 +63,9 @@ class Ledger:
         if self.shared is not None:
             self.shared.ledgers.append(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "shared": None}  # what is shared stays in its process
+
     def reserve(self) -> str | None:
         """Set one request aside, or say why none may be sent any more."""
         with self.shared.lock if self.shared else nullcontext():
