@@ -831,7 +831,8 @@ def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeE
     except OSError as fault:  # a full disk must not hide what happened
         return JudgeError(f"{error} The answers could not be kept ({fault})")
     path = folder if len(answered) > 1 else folder / f"{tasks[0].task_name}.json"
-    count = sum(len(kept) for kept in answered.values())
+    texts = [text for kept in answered.values() for text in kept.values()]
+    count = sum(1 if isinstance(text, str) else len(text) for text in texts)
     return JudgeError(
         f"{str(error).rstrip('.')}. The {count} answers are kept in {path}; judge them with: "
         f"lm-eval-rubrics run --model prefilled --model_args path={path} "

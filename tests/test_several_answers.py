@@ -305,6 +305,7 @@ def test_answers_of_a_run_that_failed_are_all_kept_and_can_be_judged(
     assert run(server, tmp_path / "out", *same, judge=["on_failure=raise"]) == 3
     message = capsys.readouterr().err
     path = message.partition("path=")[2].split()[0]
+    assert f"The {K * len(FINANCE)} answers are kept" in message
     assert f"--answers {K}" in message
     kept = answers.read(Path(path))
     assert kept == {case.id: [f"(answer {k})" for k in range(K)] for case in FINANCE}

@@ -407,7 +407,7 @@ def resolve_config(
 def _key_variables(settings: Mapping[str, Any]) -> Iterator[str]:
     """The variables that ``api_key_env`` names, in ``models`` too, whatever else is wrong there."""
     models = settings.get("models")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         models = json.loads(models) if isinstance(models, str) else models
     judges = list(models) if isinstance(models, list | tuple) else []
     for judge in (settings, *judges):
@@ -417,33 +417,18 @@ def _key_variables(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _panel(merged: Mapping[str, Any], places: Mapping[str, str], keys: set[str]) -> JudgeConfig:
     """The settings of several judges: each one's own over the common ones."""
-    place, given = places["models"], merged["models"]
-    try:
-        given = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        given = None
-    judges_given = isinstance(given, list | tuple) and all(isinstance(j, Mapping) for j in given)
-    if not judges_given or not given:
-        takes = JudgeConfig.model_fields["models"].description
-        raise ConfigError(f"{place}: this value is not valid; models takes {takes}")
+    place = places["models"]
+    given = _given_judges(merged["models"], place)
     common = {n: v for n, v in merged.items() if n != "models" and v is not None}
-    judges = []
-    for number, judge in enumerate(given, 1):
-        own = {str(name): value for name, value in judge.items()}
-        here = f"{place}, judge {number}, "
-        for name in own:
-            known = name in JudgeConfig.model_fields
-            spelt = name if known or is_secret_name(name) or shown(name, "") else "…"
-            if not known and is_secret_name(name):
-                raise _refused(here + spelt)
-            if name in _OF_PANEL:
-                raise ConfigError(f"{here}{name}: it is the panel's as a whole; set it there")
-        inherited = _inherited(common, own)
-        whence = {n: places[n] for n in inherited} | {n: here + n for n in own}
-        judges.append(_validated({**inherited, **own}, whence, keys))
-    for field, value in common.items():
-        if holds_secret(value, keys) or mask(value) != value:
-            raise _refused(places[field])
+    judges = [
+        _validated(
+            {**(inherited := _inherited(common, own)), **own},
+            {n: places[n] for n in inherited} | {n: f"{place}, judge {number}, {n}" for n in own},
+            keys,
+        )
+        for number, own in enumerate(given, 1)
+    ]
+    _refuse_held_secrets(common, places, keys)
     of_panel = {n: v for n, v in common.items() if n in {*_OF_PANEL, "max_calls", "max_cost"}}
     panel = _validated(of_panel, places, keys, prices_elsewhere=True)
     if panel.min_judges is not None and panel.min_judges > len(judges):
@@ -451,16 +436,46 @@ def _panel(merged: Mapping[str, Any], places: Mapping[str, str], keys: set[str])
             f"{places['min_judges']}: {panel.min_judges} judges have to give a verdict, and models "
             f"has {len(judges)}"
         )
-    if len(judges) == 1:  # no panel
-        own = {str(name): value for name, value in given[0].items()}
-        whole = {
-            **_inherited(common, own),
-            **{n: common[n] for n in _NOT_INHERITED & common.keys()},
-        }
-        whole.pop("min_judges", None)
-        whence = {n: places[n] for n in whole} | {n: f"{place}, judge 1, {n}" for n in own}
-        return _validated({**whole, **own}, whence, keys)
-    _check_keys(judges, given, common, places)
+    paid = [judge for judge in judges if judge.backend == "openai"]
+    if panel.max_cost is not None and any(judge.prices is None for judge in paid):
+        raise ConfigError(f"{places['max_cost']}: max_cost needs the prices of every judge as well")
+    if len(judges) == 1:  # no panel: all that is common is this judge's own
+        (judge,) = judges
+        own = {n: getattr(panel, n) for n in ("on_failure", "max_calls", "max_cost")}
+        own = {n: v for n, v in own.items() if n in common and n not in given[0]}
+        return judge.model_copy(update=own)
+    _refuse_same(judges, place)
+    _part_keys(judges, common, places)
+    return panel.model_copy(update={"models": tuple(judges)})
+
+
+def _given_judges(given: Any, place: str) -> list[dict[str, Any]]:
+    """Each judge's own settings, none of which may be the panel's."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = None
+    listed = isinstance(given, list | tuple) and all(isinstance(j, Mapping) for j in given)
+    if not listed or not given:
+        takes = JudgeConfig.model_fields["models"].description
+        raise ConfigError(f"{place}: this value is not valid; models takes {takes}")
+    judges = [{str(name): value for name, value in judge.items()} for judge in given]
+    for number, own in enumerate(judges, 1):
+        for name in own:
+            here = f"{place}, judge {number}, {name}"
+            if name not in JudgeConfig.model_fields and is_secret_name(name):
+                raise _refused(here)
+            if name in _OF_PANEL:
+                raise ConfigError(f"{here}: it is the panel's as a whole; set it there")
+            if name not in JudgeConfig.model_fields:
+                spelt = name if shown(name, "") else "…"
+                raise ConfigError(_no_setting(f"{place}, judge {number}, {spelt}", name))
+    return judges
+
+
+def _refuse_same(judges: Sequence[JudgeConfig], place: str) -> None:
+    """Two judges that are one would say the same and be counted twice."""
     seen: dict[str, int] = {}
     for number, config in enumerate(judges, 1):
         record = {n: v for n, v in config.record().items() if n not in _NOT_IDENTITY}
@@ -470,11 +485,6 @@ def _panel(merged: Mapping[str, Any], places: Mapping[str, str], keys: set[str])
                 f"{place}: judges {first} and {number} are the same one, so that both would say "
                 "the same; repeats asks one judge several times"
             )
-    if panel.max_cost is not None and any(
-        c.prices is None and c.backend == "openai" for c in judges
-    ):
-        raise ConfigError(f"{places['max_cost']}: max_cost needs the prices of every judge as well")
-    return panel.model_copy(update={"models": tuple(judges)})
 
 
 def _inherited(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -487,21 +497,15 @@ def _inherited(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     return {n: v for n, v in common.items() if n not in others | _NOT_INHERITED}
 
 
-def _check_keys(
-    judges: list[JudgeConfig],
-    given: Sequence[Mapping[str, Any]],
-    common: Mapping[str, Any],
-    places: Mapping[str, str],
+def _part_keys(
+    judges: Sequence[JudgeConfig], common: Mapping[str, Any], places: Mapping[str, str]
 ) -> None:
     """See that no key meant for one endpoint goes to another."""
-    without = [
-        config
-        for config, own in zip(judges, given, strict=True)
-        if config.backend == "openai" and own.get("api_key_env") is None
-    ]
+    of_all = common.get("api_key_env")
+    without = [c for c in judges if c.backend == "openai" and c.api_key_env == of_all]
     if len({config.endpoint for config in without}) < 2:
         return
-    if common.get("api_key_env") is not None:
+    if of_all is not None:
         raise ConfigError(
             f"{places['api_key_env']}: one key for judges at several endpoints; give each judge "
             "of models its own api_key_env"
@@ -538,10 +542,16 @@ def _validated(
                 "since it "
                 "is written to the results; put the key into the variable that api_key_env names"
             )
-    for field, value in merged.items():
+    _refuse_held_secrets(merged, places, keys)
+    return config
+
+
+def _refuse_held_secrets(
+    settings: Mapping[str, Any], places: Mapping[str, str], keys: set[str]
+) -> None:
+    for field, value in settings.items():
         if holds_secret(value, keys) or mask(value) != value:
             raise _refused(places[field])
-    return config
 
 
 def _check_backend(
@@ -600,13 +610,17 @@ def _names_in(value: Any) -> Iterator[str]:
             yield from _names_in(inner)
 
 
+def _no_setting(place: str, name: str) -> str:
+    known = ", ".join(JudgeConfig.model_fields)
+    return f"{place}: the judge has no setting {shown(name, 'of this name')}; it has {known}"
+
+
 def _one_line(error: ValidationError, places: Mapping[str, str]) -> str:
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else "judge"
     place = places.get(field, "judge")
     if first["type"] == "extra_forbidden":
-        known = ", ".join(JudgeConfig.model_fields)
-        return f"{place}: the judge has no setting {shown(field, 'of this name')}; it has {known}"
+        return _no_setting(place, field)
     # What was put there by mistake may be a secret.
     telling = (
         "api_key_env", "azure_endpoint", "base_url", "extra_body", "judge_model_args", "models",
