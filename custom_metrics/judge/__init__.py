@@ -5,7 +5,14 @@ each. ``config`` holds the settings, ``client``, ``in_process`` and ``lexical`` 
 judge, ``engine`` keeps the calls in flight and asks again, ``verdicts`` reads replies.
 """
 
-from custom_metrics.judge.calls import JudgeCall, Outcome, Reply, Unreadable, strict_object
+from custom_metrics.judge.calls import (
+    JudgeCall,
+    Outcome,
+    Reply,
+    Request,
+    Unreadable,
+    strict_object,
+)
 from custom_metrics.judge.config import JudgeConfig, resolve_config
 from custom_metrics.judge.engine import Judge, shared_judge
 from custom_metrics.judge.replies import excerpt, object_with
@@ -19,6 +26,7 @@ __all__ = [
     "Met",
     "Outcome",
     "Reply",
+    "Request",
     "Unreadable",
     "excerpt",
     "object_with",
