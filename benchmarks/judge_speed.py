@@ -21,12 +21,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CONVERSATIONS = 300
 PROMPT_CHARACTERS = 16_000
+FILLER = ("The client asks about the terms of a loan and its risks. " * 400)[:PROMPT_CHARACTERS]
 
 
 @contextmanager
@@ -45,18 +47,26 @@ def stub(delay: float, until: str = "Criterion") -> Iterator[str]:
         server.wait(timeout=30)
 
 
-def prompts_of(calls: int) -> list[tuple[str, str]]:
-    """``(conversation, prompt)`` pairs: the shape of ``finance_hard`` without its text."""
+def prompts_of(calls: int) -> Iterator[tuple[str, int]]:
+    """``(conversation, criterion)`` pairs: the shape of ``finance_hard`` without its text."""
     each = -(-calls // CONVERSATIONS)
-    filler = "The client asks about the terms of a loan and its risks. " * 400
-    return [
-        (
-            f"conversation {c}",
-            f"conversation {c}\n{filler[:PROMPT_CHARACTERS]}\nCriterion {k}: names the rate.",
-        )
-        for c in range(CONVERSATIONS)
-        for k in range(each)
-    ][:calls]
+    pairs = ((f"conversation {c}", k) for c in range(CONVERSATIONS) for k in range(each))
+    return islice(pairs, calls)
+
+
+def messages_of(conversation: str, criterion: int) -> list[dict[str, str]]:
+    """A chat of ``PROMPT_CHARACTERS``, made when it is sent: 20,000 of them are 320 MB."""
+    content = f"{conversation}\n{FILLER}\nCriterion {criterion}: names the rate."
+    return [{"role": "user", "content": content}]
+
+
+def measured(seconds: float, begin: float, cpu: float, calls: int) -> dict[str, Any]:
+    """``seconds`` of calls, and what has passed since ``begin`` on clock and processor."""
+    return {
+        "seconds": seconds,
+        "whole": time.monotonic() - begin,
+        "cpu_ms": (time.process_time() - cpu) / calls * 1000,
+    }
 
 
 def engine(url: str, calls: int, concurrency: int) -> dict[str, Any]:
@@ -64,12 +74,12 @@ def engine(url: str, calls: int, concurrency: int) -> dict[str, Any]:
     import custom_metrics.task  # noqa: F401
     from custom_metrics.judge import Judge, JudgeCall, JudgeConfig, read_met, write_met
 
-    def call(conversation: str, prompt: str) -> JudgeCall[Any]:
+    def call(conversation: str, criterion: int) -> JudgeCall[Any]:
         return JudgeCall(
-            messages=lambda: [{"role": "user", "content": prompt}],
+            messages=lambda: messages_of(conversation, criterion),
             read=read_met,
             conversation=conversation,
-            label=prompt,
+            label=str(criterion),
             answer="",
             criteria=("",),
             write=write_met,
@@ -83,12 +93,7 @@ def engine(url: str, calls: int, concurrency: int) -> dict[str, Any]:
     wait(futures)
     outcomes = [future.result() for future in futures]
     assert not any(outcome.failed for outcome in outcomes)
-    seconds = judge.ledger.last - judge.ledger.first
-    result = {
-        "seconds": seconds,
-        "whole": time.monotonic() - begin,
-        "cpu_ms": (time.process_time() - cpu) / calls * 1000,
-    }
+    result = measured(judge.ledger.last - judge.ledger.first, begin, cpu, calls)
     begin = time.monotonic()
     for future in judge.submit(pairs):
         future.result()
@@ -105,23 +110,18 @@ def openai_client(url: str, calls: int, concurrency: int, *, aiohttp: bool) -> d
         gate = asyncio.Semaphore(concurrency)
         async with openai.AsyncOpenAI(base_url=url, api_key="none", **http) as client:
 
-            async def one(prompt: str) -> None:
+            async def one(conversation: str, criterion: int) -> None:
                 async with gate:
                     await client.chat.completions.create(
-                        model="judge", messages=[{"role": "user", "content": prompt}]
+                        model="judge", messages=messages_of(conversation, criterion)
                     )
 
             begin = time.monotonic()
-            await asyncio.gather(*(one(prompt) for _, prompt in prompts_of(calls)))
+            await asyncio.gather(*(one(*pair) for pair in prompts_of(calls)))
             return time.monotonic() - begin
 
-    cpu = time.process_time()
-    seconds = asyncio.run(all_calls())
-    return {
-        "seconds": seconds,
-        "whole": seconds,
-        "cpu_ms": (time.process_time() - cpu) / calls * 1000,
-    }
+    begin, cpu = time.monotonic(), time.process_time()
+    return measured(asyncio.run(all_calls()), begin, cpu, calls)
 
 
 def bare_aiohttp(url: str, calls: int, concurrency: int) -> dict[str, Any]:
@@ -129,13 +129,13 @@ def bare_aiohttp(url: str, calls: int, concurrency: int) -> dict[str, Any]:
     import aiohttp
 
     async def all_calls() -> float:
-        queue = iter(prompts_of(calls))
+        queue = prompts_of(calls)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
 
             async def worker() -> None:
-                for _, prompt in queue:
-                    body = {"model": "judge", "messages": [{"role": "user", "content": prompt}]}
+                for pair in queue:
+                    body = {"model": "judge", "messages": messages_of(*pair)}
                     content = json.dumps(body).encode()
                     async with session.post(f"{url}/chat/completions", data=content) as response:
                         json.loads(await response.read())
@@ -144,13 +144,8 @@ def bare_aiohttp(url: str, calls: int, concurrency: int) -> dict[str, Any]:
             await asyncio.gather(*(worker() for _ in range(concurrency)))
             return time.monotonic() - begin
 
-    cpu = time.process_time()
-    seconds = asyncio.run(all_calls())
-    return {
-        "seconds": seconds,
-        "whole": seconds,
-        "cpu_ms": (time.process_time() - cpu) / calls * 1000,
-    }
+    begin, cpu = time.monotonic(), time.process_time()
+    return measured(asyncio.run(all_calls()), begin, cpu, calls)
 
 
 CLIENTS = {

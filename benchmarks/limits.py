@@ -22,17 +22,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from judge_speed import in_a_process, stub
-from whole_run import TASK, counts
+import pyarrow.parquet
+from judge_speed import stub
+from whole_run import CALLS, TASK, counts, measured
 
+TIMES_THE_DATA = 4  # 1,200 conversations with 20,340 criteria, a little more than PRBench has
 DOCUMENTS, MODEL_DELAY, MODEL_AT = 100, 0.5, 4
 JUDGE_DELAY, JUDGE_AT = 0.11, 16
 
 
-def command(model: str, judge: str, out: Path, *more: str, at: int = 64) -> list[str]:
+def command(
+    model: str, judge: str, out: Path, *more: str, at: int = 64, task: str = TASK
+) -> list[str]:
     """One run of this project's, model and judge being the addresses given."""
     return [
-        str(Path(sys.executable).with_name("lm-eval-rubrics")), "run", "--tasks", TASK,
+        str(Path(sys.executable).with_name("lm-eval-rubrics")), "run", "--tasks", task,
         "--model", "local-chat-completions", "--model_args",
         f"model=judge,base_url={model}/chat/completions,num_concurrent={at}",
         "--output_path", str(out), "--judge", "model=judge", f"base_url={judge}", *more,
@@ -59,6 +63,31 @@ def start_up(folder: Path, environment: dict[str, str]) -> float:
             begin, _ = timed(command(url, url, folder / f"start-{number}", *more), environment)
             found.append(counts(origin)["first"] - begin)
     return min(found)
+
+
+def many_calls(folder: Path, environment: dict[str, str]) -> tuple[float, float]:
+    """Peak memory in MB of a whole run over all that data, and seconds of its judging."""
+    data = folder / "data" / "prbench"
+    data.mkdir(parents=True)
+    source = Path(environment["RUBRIC_DATA_DIR"]) / "prbench" / "finance_hard.parquet"
+    rows = pyarrow.parquet.read_table(source).to_pylist()
+    with (data / "finance.jsonl").open("w") as file:
+        for number in range(TIMES_THE_DATA):
+            for row in rows:
+                # Of equal questions one is asked for all.
+                own = {"task": f"{row['task']}-{number}", "prompt_0": f"{number} {row['prompt_0']}"}
+                json.dump({**row, **own}, file)
+                file.write("\n")
+    there = {"RUBRIC_DATA_DIR": str(data.parent), "BENCHMARK_LOG": str(folder / "log")}
+    with stub(0.05, until="# Rubric item") as url:
+        origin = url.removesuffix("/v1")
+        arguments = command(
+            f"{origin}/model/v1", f"{origin}/judge/v1", folder / "many", "concurrency=256",
+            "--log_samples", task="prbench_finance",
+        )  # fmt: skip
+        found = measured(arguments, origin, {**environment, **there})
+    assert found.calls == TIMES_THE_DATA * CALLS, found
+    return found.memory_mb, found.judging
 
 
 def overlap(folder: Path, environment: dict[str, str]) -> tuple[dict[str, float], bool]:
@@ -98,10 +127,9 @@ def main() -> None:
         print(
             f"| start to first request | {start_up(folder, environment):.1f} s | 4 s |", flush=True
         )
-        with stub(0.05) as url:
-            memory = in_a_process("this engine", url, 20_000, 256)
-        print(f"| memory at 20,000 calls | {memory['mb']:.0f} MB | 500 MB |")
-        print(f"| 20,000 verdicts from the store | {memory['rescore']:.1f} s | |", flush=True)
+        memory, judging = many_calls(folder, environment)
+        print(f"| peak memory of a whole run, 20,340 calls | {memory:.0f} MB | 500 MB |")
+        print(f"| … and its judging | {judging:.1f} s | |", flush=True)
         seconds, same = overlap(folder, environment)
         for name, value in seconds.items():
             print(f"| {name} | {value:.1f} s | |")

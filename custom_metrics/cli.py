@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lm_eval_tasks
 from custom_metrics.arguments import parse, read_json, read_pairs
@@ -86,6 +87,24 @@ def _dispatch(arguments: list[str]) -> int:
     score.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     score.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
     score.add_argument("--output_path", metavar="DIR", help="for results and samples")
+    export = commands.add_parser("export", help="write the judge's calls as OpenAI batch files")
+    export.add_argument("samples", nargs="+", metavar="SAMPLES", help="as for score")
+    export.add_argument("-o", "--output", required=True, metavar="FILE", help="requests.jsonl")
+    export.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
+    export.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
+    _add_limit(export)
+    replies = commands.add_parser("import", help="read a batch's replies into the judge's store")
+    replies.add_argument("replies", nargs="+", metavar="REPLIES", help="files or globs")
+    batch = commands.add_parser("batch", help="score by OpenAI's Batch API, resumable")
+    batch.add_argument("samples", nargs="+", metavar="SAMPLES", help="as for score")
+    batch.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
+    batch.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
+    batch.add_argument("--output_path", metavar="DIR", help="for results and samples")
+    batch.add_argument(
+        "--live_rest", action="store_true", help="ask what no batch brought by itself"
+    )
+    batch.add_argument("--poll", type=float, default=60, metavar="SECONDS", help="default: 60")
+    _add_limit(batch)
     fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
     fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
     fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
@@ -99,6 +118,12 @@ def _dispatch(arguments: list[str]) -> int:
         _cache(parsed)
     elif parsed.command == "score":
         _score(parsed)
+    elif parsed.command == "export":
+        _export(parsed)
+    elif parsed.command == "import":
+        _import(parsed)
+    elif parsed.command == "batch":
+        _batch(parsed)
     elif parsed.command == "fetch":
         _fetch(parsed)
     elif parsed.command == "estimate":
@@ -171,17 +196,78 @@ def _cache(parsed: argparse.Namespace) -> None:
     store.close()
 
 
-def _score(parsed: argparse.Namespace) -> None:
+def _add_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--requests_per_file", type=int, default=50_000, metavar="N", help="at most; default: 50000"
+    )
+
+
+def _judge_and_metadata(parsed: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``--judge`` and ``--metadata`` say, checked."""
     from custom_metrics.judge import resolve_config
-    from custom_metrics.score import score
 
     metadata = read_json("--metadata", parsed.metadata) if parsed.metadata else {}
     if not isinstance(metadata, dict):
         raise ConfigError("--metadata: a JSON object is needed")
     judge = {**(metadata.pop("judge", None) or {}), **read_pairs("--judge", parsed.judge)}
     resolve_config(judge)
+    return judge, metadata
+
+
+def _score(parsed: argparse.Namespace) -> None:
+    from custom_metrics.score import score
+
+    judge, metadata = _judge_and_metadata(parsed)
     with termination_as_interrupt():
         score(parsed.samples, judge=judge, metadata=metadata, output_path=parsed.output_path)
+
+
+def _export(parsed: argparse.Namespace) -> None:
+    from custom_metrics.batch.export import export
+
+    judge, metadata = _judge_and_metadata(parsed)
+    made = export(
+        parsed.samples,
+        Path(parsed.output).expanduser(),
+        judge=judge,
+        metadata=metadata,
+        most_requests=_requests_per_file(parsed),
+    )
+    print(f"{made.requests} calls to be made, {made.held} in the store already")
+    for path in made.files:
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    if made.files:
+        print("Then: lm-eval-rubrics import REPLIES, and score with the same settings")
+
+
+def _import(parsed: argparse.Namespace) -> None:
+    from custom_metrics.batch.replies import import_replies
+
+    print(import_replies(parsed.replies))
+
+
+def _batch(parsed: argparse.Namespace) -> None:
+    from custom_metrics.batch.rounds import judge_in_batches
+
+    if not parsed.poll > 0:
+        raise ConfigError("--poll: more than 0 seconds")
+    judge, metadata = _judge_and_metadata(parsed)
+    with termination_as_interrupt():
+        judge_in_batches(
+            parsed.samples,
+            judge=judge,
+            metadata=metadata,
+            output_path=parsed.output_path,
+            live_rest=parsed.live_rest,
+            poll=parsed.poll,
+            most_requests=_requests_per_file(parsed),
+        )
+
+
+def _requests_per_file(parsed: argparse.Namespace) -> int:
+    if not 1 <= parsed.requests_per_file <= 50_000:
+        raise ConfigError("--requests_per_file: 1 to 50000")
+    return int(parsed.requests_per_file)
 
 
 def _estimate(parsed: argparse.Namespace) -> None:

@@ -6,7 +6,15 @@ judge, ``engine`` keeps the calls in flight and asks again, ``panel`` asks sever
 judges, ``verdicts`` reads replies.
 """
 
-from custom_metrics.judge.calls import JudgeCall, Outcome, Reply, Unreadable, Vote, strict_object
+from custom_metrics.judge.calls import (
+    JudgeCall,
+    Outcome,
+    Reply,
+    Request,
+    Unreadable,
+    Vote,
+    strict_object,
+)
 from custom_metrics.judge.config import JudgeConfig, resolve_config
 from custom_metrics.judge.engine import Judge, shared_judge
 from custom_metrics.judge.panel import Panel
@@ -22,6 +30,7 @@ __all__ = [
     "Outcome",
     "Panel",
     "Reply",
+    "Request",
     "Unreadable",
     "Vote",
     "excerpt",

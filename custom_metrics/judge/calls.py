@@ -44,6 +44,15 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is sent for a call: path and body, and the key of its reply in the store."""
+
+    key: str
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class JudgeCall(Generic[T]):
     """One question to the judge.
 

@@ -87,26 +87,9 @@ class OpenAIClient:
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
         self.dropped: set[str] = set()
-        common: dict[str, Any] = {
-            "timeout": config.timeout,
-            "max_retries": 0,  # the engine asks again: it counts, and it knows about outages
-        }
         self._key = config.api_key()
-        learn({"api_key": self._key})  # its variable may have any name
-        if config.is_openai:
-            for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):  # the client sends them as headers
-                if value := os.environ.get(name):
-                    header_value(name, value)
-        key = self._key or "none"
-        try:
-            self._client = _client_of(config, key, common)
-        except Exception as error:
-            if _is_local(error):
-                raise _unsendable(config, error) from None
-            raise
-        if not config.is_openai:
-            # An organisation's or project's name is for OpenAI alone.
-            self._client.organization = self._client.project = None
+        # The engine asks again: it counts, and it knows about outages.
+        self._client = openai_client(config, max_retries=0)
         self._transport = Transport(self._client, timeout=config.timeout)
         self._answered = False
         # A field of the user's own is not ours to leave out.
@@ -189,8 +172,8 @@ class OpenAIClient:
             raise self._failure(status, details, message, response.headers)
         self._answered = True
         try:
-            read = _responses_reply if "output" in result else _chat_reply
-            reply = replace(read(result, len(content)), constrained=constrained)
+            reply = reply_in(result)
+            reply = replace(reply, request_bytes=len(content), constrained=constrained)
         except (KeyError, TypeError, IndexError, AttributeError):
             raise PassingFailure("the response has no message", reached=True) from None
         if constrained and not reply.cut and not reply.text.strip():
@@ -309,6 +292,31 @@ def _error_of(result: Any) -> Mapping[str, Any]:
     return error if isinstance(error, Mapping) else {}
 
 
+def openai_client(config: JudgeConfig, *, max_retries: int) -> openai.AsyncOpenAI:
+    """The client for the judge's endpoint, with its key and nobody else's.
+
+    Raises :class:`ConfigError` for a key that is missing or cannot be sent, and
+    :class:`JudgeError` for an address that no request can be sent to.
+    """
+    key = config.api_key()
+    learn({"api_key": key})  # its variable may have any name
+    if config.is_openai:
+        for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):  # the client sends them as headers
+            if value := os.environ.get(name):
+                header_value(name, value)
+    common: dict[str, Any] = {"timeout": config.timeout, "max_retries": max_retries}
+    try:
+        client = _client_of(config, key or "none", common)
+    except Exception as error:
+        if _is_local(error):
+            raise _unsendable(config, error) from None
+        raise
+    if not config.is_openai:
+        # An organisation's or project's name is for OpenAI alone.
+        client.organization = client.project = None
+    return client
+
+
 def _client_of(config: JudgeConfig, key: str, common: dict[str, Any]) -> openai.AsyncOpenAI:
     if config.azure_endpoint:
         return openai.AsyncAzureOpenAI(
@@ -390,7 +398,16 @@ def _json(value: Any, option: int = 0) -> bytes:
         return json.dumps(value, sort_keys=bool(option)).encode()
 
 
-def _chat_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
+def reply_in(result: Mapping[str, Any]) -> Reply:
+    """The reply in a response's body, of either API.
+
+    Raises :class:`FinalFailure` where a filter stopped it, and ``KeyError``, ``TypeError``,
+    ``IndexError`` or ``AttributeError`` where there is none.
+    """
+    return _responses_reply(result) if "output" in result else _chat_reply(result)
+
+
+def _chat_reply(result: Mapping[str, Any]) -> Reply:
     choice = result["choices"][0]
     if choice.get("finish_reason") == "content_filter":
         raise FinalFailure("the endpoint's content filter stopped the reply", filtered=True)
@@ -408,11 +425,10 @@ def _chat_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
             int(details.get("cached_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
         ),
-        request_bytes=request_bytes,
     )
 
 
-def _responses_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
+def _responses_reply(result: Mapping[str, Any]) -> Reply:
     parts = [
         str(part.get("text") or "")
         for item in result["output"]
@@ -430,7 +446,6 @@ def _responses_reply(result: Mapping[str, Any], request_bytes: int) -> Reply:
             int(details.get("cached_tokens") or 0),
             int(usage.get("output_tokens") or 0),
         ),
-        request_bytes=request_bytes,
     )
 
 

@@ -19,13 +19,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from custom_metrics.errors import JudgeError
-from custom_metrics.judge.calls import JudgeCall, Outcome, Reply, Unreadable
+from custom_metrics.judge.calls import JudgeCall, Outcome, Reply, Request, Unreadable
 from custom_metrics.judge.client import (
     FinalFailure,
     OpenAIClient,
     ParameterDropped,
     PassingFailure,
     request_key,
+    request_of,
     warn_of_ignored_environment,
 )
 from custom_metrics.judge.config import JudgeConfig
@@ -176,8 +177,30 @@ class Judge:
 
     def holds(self, calls: Sequence[JudgeCall[Any]]) -> bool:
         """Whether the store has a verdict for each of ``calls``."""
-        kept = self._store.find([self._key(call) for call in calls]) if self._store else {}
-        return all(_readable(call, kept.get(self._key(call))) for call in calls)
+        by_key = self._by_keys(calls)
+        kept = self._find(list(by_key))
+        return all(_readable(call, kept.get(key)) for key, call in by_key.items())
+
+    def missing(self, calls: Sequence[JudgeCall[Any]]) -> list[Request]:
+        """What would be sent for those of ``calls`` that have no verdict in the store, each once.
+
+        A kept reply without a verdict is served no more: another one is to take its place.
+        """
+        by_key = self._by_keys(calls)
+        kept = self._find(list(by_key))
+        missing = {k: call for k, call in by_key.items() if not _readable(call, kept.get(k))}
+        if self._store is not None:
+            self._store.retire([key for key in missing if key in kept])
+        return [
+            Request(key, *request_of(self.config, call.messages(), self._room(call), call.schema))
+            for key, call in missing.items()
+        ]
+
+    def _by_keys(self, calls: Sequence[JudgeCall[Any]]) -> dict[str, JudgeCall[Any]]:
+        return {self._key(call): call for call in calls}
+
+    def _find(self, keys: Sequence[str]) -> dict[str, Kept]:
+        return self._store.find(keys) if self._store else {}
 
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
         """Start ``calls``; each future gets its outcome, or the error that stopped the judge.
@@ -200,7 +223,7 @@ class Judge:
 
     def _serve(self, items: Sequence[_Item]) -> list[_Item]:
         """Resolve what the store has; the rest is returned."""
-        kept = self._store.find([item.key for item in items]) if self._store else {}
+        kept = self._find([item.key for item in items])
         missing: list[_Item] = []
         for item in items:
             if item.key in kept:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from custom_metrics.errors import JudgeError
-from custom_metrics.judge.calls import JudgeCall, Outcome, Vote
+from custom_metrics.judge.calls import JudgeCall, Outcome, Request, Vote
 from custom_metrics.judge.config import JudgeConfig
 from custom_metrics.judge.ledger import Budget, PanelLedger
 
@@ -79,6 +79,11 @@ class Panel:
     def holds(self, calls: Sequence[JudgeCall[Any]]) -> bool:
         """Whether the store has every opinion on each of ``calls``."""
         return all(judge.holds(_repeated(judge, calls)) for judge in self._judges.values())
+
+    def missing(self, calls: Sequence[JudgeCall[Any]]) -> list[Request]:
+        """What would be sent for opinions that the store lacks; see :meth:`Judge.missing`."""
+        judges = self._judges.values()
+        return [r for judge in judges for r in judge.missing(_repeated(judge, calls))]
 
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
         """Start ``calls``; each future gets what the opinions come to, or what stopped the panel.

@@ -91,12 +91,15 @@ class Store:
         )
 
     def find(self, keys: Sequence[str]) -> dict[str, Kept]:
-        """The usable replies among ``keys``."""
+        """The usable replies among ``keys``; the newest, where a key has several."""
         found: dict[str, Kept] = {}
         for start in range(0, len(keys), 500):
             chunk = keys[start : start + 500]
             marks = ",".join("?" * len(chunk))
-            query = f"SELECT rowid, key, text, attempts, digest FROM replies {_USABLE} ({marks})"
+            query = (
+                f"SELECT rowid, key, text, attempts, digest FROM replies {_USABLE} ({marks}) "
+                "ORDER BY rowid"
+            )
             try:
                 with self._file.use() as connection:
                     rows = connection.execute(query, chunk).fetchall()
@@ -111,6 +114,13 @@ class Store:
                     with self._file.use() as connection:
                         connection.execute("DELETE FROM replies WHERE rowid = ?", (row,))
         return found
+
+    def retire(self, keys: Sequence[str]) -> None:
+        """Serve what is kept under ``keys`` no more; it stays for the record."""
+        with self._file.use() as connection:
+            connection.executemany(
+                "UPDATE replies SET usable = 0 WHERE usable AND key = ?", [(key,) for key in keys]
+            )
 
     def keep(self, replies: Sequence[PaidReply]) -> None:
         """Keep replies in one transaction; they are on their way to the disk when this returns."""
