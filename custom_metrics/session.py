@@ -135,6 +135,7 @@ class Session:
         self._turn = self._store.begin(run) if self._store else Turn(run, 0)
         self._reuse = reuse
         self._complete = True
+        self._rank, self._world_size = 0, 1
         self._attached: set[int] = set()
         self._awaited: dict[str, deque[str]] = {}
         self._overlap = overlap
@@ -149,7 +150,7 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         Session.current = None
         if self._store is not None:
-            if kind is None and self._complete:
+            if kind is None and self._complete and self._rank == 0:  # it writes the results
                 self._store.end(self._turn)
             self._store.close()
 
@@ -167,6 +168,7 @@ class Session:
         if id(model) in self._attached:
             return
         self._attached.add(id(model))
+        self._rank, self._world_size = model.rank, model.world_size
         model.set_cache_hook(_Hook(model.cache_hook, self._arrived))
         generate = model.generate_until
 
@@ -205,6 +207,9 @@ class Session:
             if key in kept:
                 self._tell(prompt_text(request.args[0]), kept[key])
         rest = iter(generate([r for r, _ in missing], *args, **kwargs) if missing else [])
+        if not missing and self._world_size > 1:
+            # Other ranks may be waiting for this one in it (with batch_size=auto they are).
+            generate(requests[-1:], *args, **kwargs)
         answers = [kept[key] if key in kept else next(rest) for key in keys]
         if self._store is not None:  # some model classes never call the hook
             for key, answer in zip(keys, answers, strict=True):
