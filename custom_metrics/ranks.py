@@ -50,7 +50,7 @@ class Elsewhere(JudgeError):
 
 @dataclass(frozen=True)
 class Started:
-    """What a launcher told this process: how many there are, which one it is, and where it says so."""
+    """What a launcher says: how many processes, which one this is, and the variable it is from."""
 
     size: int
     rank: int
@@ -197,7 +197,7 @@ class Ranks:
             if self.size == 1:
                 raise
             fault = error
-        if self.size > 1 and any(self.numbers(fault is not None)):
+        if self.size > 1 and any(self.numbers(int(fault is not None))):
             raise self.last_word(fault or Elsewhere(), None, lambda error, _: error)
 
     def last_word(
@@ -210,7 +210,7 @@ class Ranks:
         """
         if self.size == 1:
             return say(error, [mine])
-        known = error if isinstance(error, RubricError) else _as_judge_error(error)
+        known: Exception = error if isinstance(error, RubricError) else _as_judge_error(error)
         told = self.objects((None if isinstance(error, Elsewhere) else known, mine))
         if told is not None:
             first = next((e for e, _ in told if e is not None), known)
@@ -248,7 +248,9 @@ class InDocumentOrder:
         take: Callable[[list[T]], None],
     ) -> None:
         before = ranks.model.gather_object
-        self.original = before.original if isinstance(before, InDocumentOrder) else before
+        self.original: Callable[..., Any] = (
+            before.original if isinstance(before, InDocumentOrder) else before
+        )
         self._ranks, self._tasks, self._notes, self._take = ranks, tasks, notes, take
         ranks.model.gather_object = self  # on the instance: there the harness calls it
 
