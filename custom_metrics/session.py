@@ -37,6 +37,9 @@ CREATE TABLE IF NOT EXISTS answers (
 CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, turn INTEGER NOT NULL, open INTEGER NOT NULL);
 """
 
+# The key of a request that only makes ranks equal in length: its answer is nobody's.
+_PADDING = ""
+
 Listener = Callable[[str, str], None]
 """Told a prompt and its answer."""
 
@@ -202,6 +205,8 @@ class Session:
             )
         self._awaited = {}
         for request, key in missing:
+            if key == _PADDING:
+                continue
             self._awaited.setdefault(prompt_text(request.args[0]), deque()).append(key)
         for request, key in zip(requests, keys, strict=True):
             if key in kept:
@@ -213,15 +218,20 @@ class Session:
         answers = [kept[key] if key in kept else next(rest) for key in keys]
         if self._store is not None:  # some model classes never call the hook
             for key, answer in zip(keys, answers, strict=True):
-                if key not in kept and _worth_keeping(answer):
+                if key not in kept and key != _PADDING and _worth_keeping(answer):
                     with contextlib.suppress(sqlite3.Error):  # the answers are there all the same
                         self._store.keep(key, answer, self._turn)
         return answers
 
     def _keys(self, requests: Iterable[Instance]) -> list[str]:
         seen: Counter[str] = Counter()
+        times: Counter[int] = Counter()
         keys = []
         for request in requests:
+            times[id(request)] += 1
+            if request.doc_id is None or times[id(request)] > (request.repeats or 1):
+                keys.append(_PADDING)
+                continue
             prompt, kwargs = request.args[0], dict(request.args[1])
             sampled = bool(kwargs.get("do_sample")) or float(kwargs.get("temperature") or 0) > 0
             turn = [self._turn.run, self._turn.number] if sampled else []

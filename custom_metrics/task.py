@@ -225,7 +225,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         )
         self._padded = not mine and not self._ranks.leads
         if self._padded:  # the harness needs a request on every rank; nothing comes of this one
-            mine = list(islice(self.doc_iterator(limit=limit, samples=samples), 1))
+            first = islice(self.doc_iterator(limit=limit, samples=samples), 1)
+            mine = [(None, doc) for _, doc in first]
         for doc_id, doc in mine:
             fitted = generation.fit(system + self._messages(doc), wanted, context)
             if fitted.cut and not self._padded:

@@ -298,7 +298,12 @@ def test_what_cannot_be_shared_is_refused(world: World, two_splits: Path) -> Non
         for settings, model, model_args, message in (
             ({"concurrency": 1}, "ranked", "", "concurrency: 1 cannot be shared by 2 processes"),
             ({}, "prefilled", "", "a launcher started 2 processes"),
-            ({}, "ranked", ",same_rank=True", "there are 2 ranks, and they are 0, 0"),
+            (
+                {},
+                "ranked",
+                ",same_rank=True",
+                "the model says that there are 2 ranks, and they are 0, 0",
+            ),
         ):
             chosen = judge_arguments(server.url, prompt="builtin", **settings)
             done = bounded(
