@@ -78,7 +78,7 @@ def by_hash(call: Received) -> Reply:
     if "criteria_met" in call.prompt:
         return Reply(verdict(first % 2 == 0), delay=0.03)
     parts = {key: {"total_points": 1 + first % 3} for key in SECTIONS}
-    graded = {"total_points": first % 7, **parts}
+    graded = {"total_points": first % 7, "score_details": parts}
     return Reply(json.dumps(graded, ensure_ascii=False), delay=0.03)
 
 
@@ -139,8 +139,7 @@ def test_ranks_without_documents_and_groups(world: World, two_splits: Path, tmp_
             done = run(
                 processes, "--tasks", "prbench", *limit,
                 *judge_arguments(server.url, prompt="builtin", max_retries=0),
-                answers=two_splits, out=out,
-                RUBRIC_JUDGE_CACHE="off",
+                answers=two_splits, out=out, RUBRIC_CACHE_DIR=str(tmp_path / f"cache{len(found)}"),
             )  # fmt: skip
             assert done.code == 0, done.text
             name = (processes > 1, *limit)
