@@ -37,7 +37,9 @@ CREATE TABLE IF NOT EXISTS answers (
 CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, turn INTEGER NOT NULL, open INTEGER NOT NULL);
 """
 
-# The key of a request that only makes ranks equal in length: its answer is nobody's.
+# The document of a request that only makes ranks equal in length, and its key: its answer is
+# nobody's. (The harness repeats the last request for the same purpose.)
+NO_DOCUMENT = -1
 _PADDING = ""
 
 Listener = Callable[[str, str], None]
@@ -200,7 +202,7 @@ class Session:
                 "%d of %d answers are from %s run of this model with the same arguments; if the "
                 "model has changed since, use --no_answer_store",
                 len(requests) - len(missing),
-                len(requests),
+                sum(key != _PADDING for key in keys),
                 "an earlier" if self._reuse else "an interrupted",
             )
         self._awaited = {}
@@ -229,7 +231,7 @@ class Session:
         keys = []
         for request in requests:
             times[id(request)] += 1
-            if request.doc_id is None or times[id(request)] > (request.repeats or 1):
+            if request.doc_id == NO_DOCUMENT or times[id(request)] > (request.repeats or 1):
                 keys.append(_PADDING)
                 continue
             prompt, kwargs = request.args[0], dict(request.args[1])

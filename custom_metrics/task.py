@@ -43,7 +43,7 @@ from custom_metrics.judge import (
 from custom_metrics.judge import ledger as ledgers
 from custom_metrics.masking import hide_in_answer, mask, mask_named
 from custom_metrics.rubric import Judgement, Message
-from custom_metrics.session import Session, prompt_text
+from custom_metrics.session import NO_DOCUMENT, Session, prompt_text
 
 logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
 
@@ -226,7 +226,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._padded = not mine and not self._ranks.leads
         if self._padded:  # the harness needs a request on every rank; nothing comes of this one
             first = islice(self.doc_iterator(limit=limit, samples=samples), 1)
-            mine = [(None, doc) for _, doc in first]
+            mine = [(NO_DOCUMENT, doc) for _, doc in first]
         for doc_id, doc in mine:
             fitted = generation.fit(system + self._messages(doc), wanted, context)
             if fitted.cut and not self._padded:
