@@ -50,7 +50,7 @@ def run(
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     return command(
         "python", *(launcher if processes > 1 else []), str(MODEL), program, "run",
-        "--model", model, "--model_args", f"path={answers}{model_args}",
+        "--model", model, "--model_args", model_args or f"path={answers}",
         *(["--output_path", str(out), "--log_samples"] if out else []), *arguments,
         environment={"OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
@@ -300,7 +300,7 @@ def test_what_cannot_be_shared_is_refused(world: World, two_splits: Path) -> Non
             (
                 {},
                 "ranked",
-                ",same_rank=True",
+                f"path={two_splits},same_rank=True",
                 "the model says that there are 2 ranks, and they are 0, 0",
             ),
         ):
@@ -314,6 +314,27 @@ def test_what_cannot_be_shared_is_refused(world: World, two_splits: Path) -> Non
             assert f"error: {message}" in done.errors.replace("judge concurrency", "concurrency")
             assert "custom_metrics/" not in done.errors  # no traceback, but for torchrun's own
         assert server.received == []
+
+
+def test_a_hugging_face_model_without_ranks_is_refused_before_it_generates(
+    world: World, two_splits: Path, tmp_path: Path
+) -> None:
+    """On a CPU the harness's hf model gives every process all documents, known once it is loaded."""
+    pytest.importorskip("transformers", reason="the hf model needs transformers")
+    tiny = tmp_path / "tiny"
+    made = command("python", str(MODEL.with_name("tiny_llama.py")), str(tiny))
+    assert made.code == 0, made.text
+    with StubServer(world.respond) as server:
+        done = bounded(
+            lambda: run(
+                2, "--tasks", "prbench", "--device", "cpu",
+                *judge_arguments(server.url, prompt="builtin"), answers=two_splits,
+                model="hf", model_args=f"pretrained={tiny},dtype=float32",
+            )
+        )  # fmt: skip
+        assert server.received == []
+    assert "error: a launcher started 2 processes" in done.errors
+    assert "Running generate_until" not in done.errors
 
 
 def test_the_recorded_run_in_two_processes(
