@@ -31,7 +31,7 @@ MODEL = Path(__file__).with_name("ranked_model.py")
 SAMPLES = Path(lm_eval_tasks.path())
 CONCURRENCY = 7
 # A launcher gives processes that do not end half a minute, and start-up takes its time here.
-BOUND_S = 100
+BOUND_S = 200
 _OF_THE_CLOCK = ("date", "total_evaluation_time_seconds", "start_time", "end_time")
 SECTIONS = ("结论", "案件事实", "推理过程", "法条依据")
 
@@ -319,7 +319,7 @@ def test_what_cannot_be_shared_is_refused(world: World, two_splits: Path) -> Non
 def test_a_hugging_face_model_without_ranks_is_refused_before_it_generates(
     world: World, two_splits: Path, tmp_path: Path
 ) -> None:
-    """On a CPU the harness's hf model gives every process all documents, known once it is loaded."""
+    """On a CPU its every process has all documents, which is known once it is loaded."""
     pytest.importorskip("transformers", reason="the hf model needs transformers")
     tiny = tmp_path / "tiny"
     made = command("python", str(MODEL.with_name("tiny_llama.py")), str(tiny))
