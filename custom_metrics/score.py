@@ -32,7 +32,7 @@ from lm_eval.utils import (
 )
 
 import lm_eval_tasks
-from custom_metrics import saved
+from custom_metrics import ranks, saved
 from custom_metrics.errors import ConfigError, DataError, RubricError
 from custom_metrics.judge import Judge
 from custom_metrics.masking import mask
@@ -70,6 +70,7 @@ def score(
     :class:`JudgeError` where the judge cannot go on; what it said is kept.
     """
     setup_logging()
+    ranks.refuse_copies(1)
     files, tasks, groups = load(given, judge, metadata)
     tracker = EvaluationTracker(output_path=output_path)
     _describe(tracker.general_config_tracker, files[0])

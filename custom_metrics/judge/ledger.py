@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from custom_metrics.judge.calls import Usage
@@ -74,3 +75,19 @@ class Ledger:
             f"{self.failed} failed, {self.usage.prompt} tokens in ({self.usage.cached} cached), "
             f"{self.usage.completion} out, {seconds:.1f} s{rate}{cost}"
         )
+
+
+def total(ledgers: Sequence[Ledger]) -> Ledger:
+    """What several processes were asked to spend together, in the time of the slowest."""
+    first = ledgers[0]
+    if len(ledgers) == 1:
+        return first
+    return Ledger(
+        first.prices,
+        calls=sum(one.calls for one in ledgers),
+        from_store=sum(one.from_store for one in ledgers),
+        retried=sum(one.retried for one in ledgers),
+        failed=sum(one.failed for one in ledgers),
+        usage=sum((one.usage for one in ledgers[1:]), first.usage),
+        last=max(max(0.0, one.last - one.first) for one in ledgers),  # each has its own clock
+    )
