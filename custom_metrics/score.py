@@ -70,7 +70,6 @@ def score(
     :class:`JudgeError` where the judge cannot go on; what it said is kept.
     """
     setup_logging()
-    ranks.refuse_copies(1)
     files, tasks, groups = load(given, judge, metadata)
     tracker = EvaluationTracker(output_path=output_path)
     _describe(tracker.general_config_tracker, files[0])
@@ -114,6 +113,7 @@ def load(
 
     Raises :class:`DataError` that names file and line, and :class:`ConfigError`.
     """
+    ranks.refuse_copies(1)
     files = saved.find_files(given)
     manager = TaskManager(
         include_path=lm_eval_tasks.path(),
