@@ -17,7 +17,10 @@ from typing import Any
 import lm_eval.tasks
 from lm_eval._cli.harness import HarnessCLI
 from lm_eval._cli.utils import MergeDictAction, split_top_level, try_parse_json
+from lm_eval.api.model import LM
+from lm_eval.api.registry import get_model
 from lm_eval.config.evaluate_config import DICT_KEYS, EvaluatorConfig
+from lm_eval.models.api_models import TemplateAPI
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.utils import setup_logging, simple_parse_args_string
@@ -28,6 +31,7 @@ from custom_metrics import (  # prefilled registers itself
     masking,
     prefilled,  # noqa: F401
     prompts,
+    ranks,
 )
 from custom_metrics.arguments import read_json, read_pairs
 from custom_metrics.errors import ConfigError
@@ -119,6 +123,8 @@ def run(argv: Sequence[str]) -> None:
     Raises the package's own errors, and what the harness raises.
     """
     setup_logging()
+    if (launched := ranks.started()).size > 1:
+        ranks.warn_once(launched.rank)
     harness = HarnessCLI()
     parser = harness._subparsers.choices["run"]
     parser.prog = "lm-eval-rubrics run"
@@ -181,6 +187,8 @@ def run(argv: Sequence[str]) -> None:
         tasks,
         args.include_path,
     )
+    model = str(args.model or written.get("model") or "hf")
+    _check_processes(model, config)
     _check_before_the_model(config, tasks, args.include_path, args.metadata)
     if overrides:
         args.metadata["judge"] = {**(args.metadata.get("judge") or {}), **overrides}
@@ -189,7 +197,6 @@ def run(argv: Sequence[str]) -> None:
     if isinstance(model_args, Mapping):
         args.model_args = MaskedArgs(model_args)
         args.metadata = {**dict(args.model_args.items()), **args.metadata}
-    model = str(args.model or written.get("model") or "hf")
     if config is not None and config.in_process:
         overlap = False  # all of the judge's calls are to be one batch
     session = Session(
@@ -268,6 +275,23 @@ def _check_documents(
         )
 
 
+def _check_processes(model: str, config: JudgeConfig | None) -> None:
+    """Refuse, where a launcher started several processes, what they would do once each."""
+    launched = ranks.started()
+    if launched.size == 1:
+        return
+    try:
+        kind = get_model(model)
+    except Exception:  # the harness says what is wrong with it
+        return
+    # A model that gathers nothing has no ranks; one that does is asked when it is loaded.
+    alone = kind.gather_object is LM.gather_object
+    if alone and (config is not None or issubclass(kind, TemplateAPI)):
+        ranks.refuse_copies(1)
+    if config is not None:
+        ranks.share(config, launched.rank, launched.size)
+
+
 def _check_before_the_model(
     config: JudgeConfig | None,
     tasks: Sequence[str],
@@ -281,7 +305,7 @@ def _check_before_the_model(
             prompts.load_task_prompt(task["task_prompts"], metadata)
         if config is not None:
             prompts.load(task["judge_prompts"], config.prompt)
-    if ours and config is not None:
+    if ours and config is not None and ranks.started().rank == 0:
         shared_judge(config).check()
 
 

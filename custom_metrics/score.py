@@ -32,7 +32,7 @@ from lm_eval.utils import (
 )
 
 import lm_eval_tasks
-from custom_metrics import saved
+from custom_metrics import ranks, saved
 from custom_metrics.errors import ConfigError, DataError, RubricError
 from custom_metrics.judge import Judge, Panel
 from custom_metrics.masking import mask
@@ -113,6 +113,7 @@ def load(
 
     Raises :class:`DataError` that names file and line, and :class:`ConfigError`.
     """
+    ranks.refuse_copies(1)
     files = saved.find_files(given)
     manager = TaskManager(
         include_path=lm_eval_tasks.path(),

@@ -37,6 +37,11 @@ CREATE TABLE IF NOT EXISTS answers (
 CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, turn INTEGER NOT NULL, open INTEGER NOT NULL);
 """
 
+# The document of a request that only makes ranks equal in length, and its key: its answer is
+# nobody's. (The harness repeats the last request for the same purpose.)
+NO_DOCUMENT = -1
+_PADDING = ""
+
 Listener = Callable[[str, str], None]
 """Told a prompt and its answer."""
 
@@ -135,6 +140,7 @@ class Session:
         self._turn = self._store.begin(run) if self._store else Turn(run, 0)
         self._reuse = reuse
         self._complete = True
+        self._rank, self._world_size = 0, 1
         self._attached: set[int] = set()
         self._awaited: dict[str, deque[str]] = {}
         self._overlap = overlap
@@ -149,7 +155,7 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         Session.current = None
         if self._store is not None:
-            if kind is None and self._complete:
+            if kind is None and self._complete and self._rank == 0:  # it writes the results
                 self._store.end(self._turn)
             self._store.close()
 
@@ -167,6 +173,7 @@ class Session:
         if id(model) in self._attached:
             return
         self._attached.add(id(model))
+        self._rank, self._world_size = model.rank, model.world_size
         model.set_cache_hook(_Hook(model.cache_hook, self._arrived))
         generate = model.generate_until
 
@@ -195,28 +202,38 @@ class Session:
                 "%d of %d answers are from %s run of this model with the same arguments; if the "
                 "model has changed since, use --no_answer_store",
                 len(requests) - len(missing),
-                len(requests),
+                sum(key != _PADDING for key in keys),
                 "an earlier" if self._reuse else "an interrupted",
             )
         self._awaited = {}
         for request, key in missing:
+            if key == _PADDING:
+                continue
             self._awaited.setdefault(prompt_text(request.args[0]), deque()).append(key)
         for request, key in zip(requests, keys, strict=True):
             if key in kept:
                 self._tell(prompt_text(request.args[0]), kept[key])
         rest = iter(generate([r for r, _ in missing], *args, **kwargs) if missing else [])
+        if not missing and self._world_size > 1:
+            # Other ranks may be waiting for this one in it (with batch_size=auto they are).
+            generate(requests[-1:], *args, **kwargs)
         answers = [kept[key] if key in kept else next(rest) for key in keys]
         if self._store is not None:  # some model classes never call the hook
             for key, answer in zip(keys, answers, strict=True):
-                if key not in kept and _worth_keeping(answer):
+                if key not in kept and key != _PADDING and _worth_keeping(answer):
                     with contextlib.suppress(sqlite3.Error):  # the answers are there all the same
                         self._store.keep(key, answer, self._turn)
         return answers
 
     def _keys(self, requests: Iterable[Instance]) -> list[str]:
         seen: Counter[str] = Counter()
+        times: Counter[int] = Counter()
         keys = []
         for request in requests:
+            times[id(request)] += 1
+            if request.doc_id == NO_DOCUMENT or times[id(request)] > (request.repeats or 1):
+                keys.append(_PADDING)
+                continue
             prompt, kwargs = request.args[0], dict(request.args[1])
             turn = [self._turn.run, self._turn.number] if is_sampled(kwargs) else []
             parts = [*self._model, prompt_text(prompt), kwargs, turn]

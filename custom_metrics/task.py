@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 import lm_eval_tasks
-from custom_metrics import answers, data, fetch, generation, opinions, prompts, statistics
+from custom_metrics import answers, data, fetch, generation, opinions, prompts, ranks, statistics
 from custom_metrics.answer import Answer, clean_answer, opens_reasoning, writable
 from custom_metrics.errors import ConfigError, JudgeError, show_plainly
 from custom_metrics.judge import (
@@ -41,9 +42,10 @@ from custom_metrics.judge import (
     resolve_config,
     shared_judge,
 )
+from custom_metrics.judge import ledger as ledgers
 from custom_metrics.masking import hide_in_answer, mask, mask_named
 from custom_metrics.rubric import Judgement, Message
-from custom_metrics.session import Session, is_sampled, prompt_text
+from custom_metrics.session import NO_DOCUMENT, Session, is_sampled, prompt_text
 
 logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
 
@@ -76,6 +78,8 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         show_plainly(sys.argv[0])
+        if (launched := ranks.started()).size > 1:
+            ranks.warn_once(launched.rank)
         config = dict(config)
         config.pop("class", None)
         functions = {key: config.pop(key, None) for key in _OWN_KEYS}
@@ -105,6 +109,9 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._judge_config: JudgeConfig | None = None
         self._judge: Judge | Panel | None = None
         self._companions: list[RubricTask] = [self]
+        self._ranks = ranks.Ranks()
+        self._padded = False
+        self._reused = 0
         self._started = self._judged = False
         self._judging: dict[str, Any] | None = None
         self._unscored: list[str] = []
@@ -143,6 +150,43 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         """One chat request a document. Raises :class:`ConfigError` for what could fail later."""
+        model, self._companions, chosen = _calling_run(chat_template, self)
+        self._ranks = ranks.Ranks(model, rank, world_size)
+        if world_size > 1:
+            ranks.warn_once(rank)
+        self._ranks.check(judged=not self.predict_only)
+        with self._ranks.together():
+            self._build_requests(
+                model,
+                chosen,
+                limit=limit,
+                samples=samples,
+                cache_requests=cache_requests,
+                system_instruction=system_instruction,
+                chat_template=chat_template,
+                apply_chat_template=apply_chat_template,
+            )
+        if world_size > 1:
+            names = [task.task_name for task in self._companions]
+            ranks.InDocumentOrder(self._ranks, names, self._notes, self._take_notes)
+        fitted = self._ranks.objects((self._cut_prompts, self._short_answers))
+        if fitted is not None:
+            self._cut_prompts = self._in_order(cut for cut, _ in fitted)
+            self._short_answers = self._in_order(short for _, short in fitted)
+            self._warn_of_context()
+
+    def _build_requests(
+        self,
+        model: Any,
+        chosen: Mapping[str, Any],
+        *,
+        limit: int | None,
+        samples: list[int] | None,
+        cache_requests: bool,
+        system_instruction: str | None,
+        apply_chat_template: bool,
+        chat_template: Callable[..., Any] | None,
+    ) -> None:
         if self.config.num_fewshot:
             raise ConfigError(
                 f"{self.task_name}: few-shot examples are not defined for this benchmark; leave "
@@ -153,7 +197,6 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if cache_requests:
             logger.warning("%s: --cache_requests is not used; building is fast", self.task_name)
         self._warn_of_secrets()
-        model, self._companions, chosen = _calling_run(chat_template, self)
         if chosen and not samples:
             raise ConfigError(
                 f"{self.task_name}: --samples has no indices for it, and all its documents would "
@@ -162,8 +205,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if self._task_prompts is not None:
             self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
         if not self.predict_only:
-            _refuse_duplicate_processes(world_size)
-            self._prepare_judge(rank)
+            self._prepare_judge()
         render = self._renderer(model, chat_template if apply_chat_template else None)
         kwargs = generation.generation_kwargs(self.config.generation_kwargs, model)
         wanted = kwargs.pop("max_gen_toks")
@@ -184,13 +226,23 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._instances, self._cut_prompts, self._short_answers = [], [], []
         self.values, self._pending, self._unscored = {}, {}, []
         self._started = self._judged = False
-        for doc_id, doc in self.doc_iterator(
-            rank=rank, limit=limit, samples=samples, world_size=world_size
-        ):
+        mine = list(
+            self.doc_iterator(
+                rank=self._ranks.rank,
+                limit=limit,
+                samples=samples,
+                world_size=self._ranks.size,
+            )
+        )
+        self._padded = not mine and not self._ranks.leads
+        if self._padded:  # the harness needs a request on every rank; nothing comes of this one
+            first = islice(self.doc_iterator(limit=limit, samples=samples), 1)
+            mine = [(NO_DOCUMENT, doc) for _, doc in first]
+        for doc_id, doc in mine:
             fitted = generation.fit(system + self._messages(doc), wanted, context)
-            if fitted.cut:
+            if fitted.cut and not self._padded:
                 self._cut_prompts.append(doc["id"])
-            if fitted.answer_tokens < wanted:
+            if fitted.answer_tokens < wanted and not self._padded:
                 self._short_answers.append(doc["id"])
             self._instances.append(
                 Instance(
@@ -204,11 +256,16 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                     metadata=(self.task_name, doc_id, self.config.repeats),
                 )
             )
-        for instance in self._instances:
+        for instance in self._own_instances:
             self._by_prompt.setdefault(prompt_text(instance.args[0]), []).append(instance)
         if not self._instances:
             raise ConfigError(f"{self.task_name}: no documents left to run; mend --limit/--samples")
-        self._warn_of_context(wanted)
+        self._wanted_tokens = wanted
+
+    @property
+    def _own_instances(self) -> list[Instance]:
+        """The requests of this rank's documents: all but padding."""
+        return [] if self._padded else self._instances or []
 
     def doc_to_text(self, doc: Mapping[str, Any], *_: Any) -> str:
         """The conversation as a transcript, as a model without a chat template gets it."""
@@ -242,9 +299,12 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                     name,
                 )
 
-    def _warn_of_context(self, wanted: int) -> None:
+    def _warn_of_context(self) -> None:
         for what, ids in (
-            (f"leave less than {wanted} tokens for the answer", self._short_answers),
+            (
+                f"leave less than {self._wanted_tokens} tokens for the answer",
+                self._short_answers,
+            ),
             ("do not fit the model's context and lose their oldest text", self._cut_prompts),
         ):
             if ids:
@@ -268,7 +328,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         # --predict_only replaces the metrics by one called bypass, after the task was built.
         return "bypass" in self._metric_fn_list
 
-    def _prepare_judge(self, rank: int, *, check: bool = True) -> None:
+    def _prepare_judge(self, *, check: bool = True) -> None:
         metadata = self.config.metadata or {}
         self._judge_config = config = resolve_config(metadata.get("judge"))
         self._prompt = prompts.load(self._judge_prompts, config.prompt)
@@ -278,9 +338,10 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                 logger.warning("The judge %s is the model under test as well", name)
         if _is_lexical(config):
             logger.warning("The lexical judge is a smoke test: its scores mean nothing")
-        self._judge = judge = shared_judge(config, needs_key=check)
-        if rank == 0 and check:
-            judge.check()
+        part = ranks.share(config, self._ranks.rank, self._ranks.size)
+        if check and self._ranks.leads:
+            shared_judge(config).check()  # the same as before the model was loaded: once
+        self._judge = shared_judge(part, needs_key=check)
 
     def apply_filters(self) -> None:
         """Start the judging of all answers, and wait for this task's.
@@ -296,42 +357,89 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                 return
             with _rare_collections():
                 self._wait()
-        except JudgeError as error:
-            raise _with_kept_answers(error, self._companions) from None
+        except JudgeError as error:  # on all ranks at once
+            raise self._ranks.last_word(
+                error, _answered(self._companions), _with_kept_answers
+            ) from None
         except KeyboardInterrupt:
-            print(_with_kept_answers(JudgeError("interrupted."), self._companions), file=sys.stderr)
+            kept = [_answered(self._companions)]
+            print(_with_kept_answers(JudgeError("interrupted."), kept), file=sys.stderr)
             raise
         except Exception:  # a fault of ours: the answers were paid for all the same
-            failed = JudgeError("the judging failed.")
-            print(_with_kept_answers(failed, self._companions), file=sys.stderr)
+            kept = [_answered(self._companions)]
+            print(_with_kept_answers(JudgeError("the judging failed."), kept), file=sys.stderr)
             raise
         self._judged = True
         if all(task._judged for task in self._companions):
-            assert self._judge is not None
-            spent = self._judge.ledger.spent
-            counts = self._judge.ledger.record()
-            for task in self._companions:
-                task._judging = counts
-            if Session.current is not None and (counts["failed"] or spent):
-                Session.current.leave_open()
-            logger.info("Judge: %s", self._judge.settle())
-            if spent:
-                logger.warning(
-                    "%s, so the calls that were left were not sent. All replies are kept: the "
-                    "same command again, with a larger budget, asks only for the rest",
-                    spent,
-                )
+            self._settle()
+
+    def _settle(self) -> None:
+        """The run's one line of what the judging took, and its record, on the first rank."""
+        assert self._judge is not None
+        own = self._judge.ledger
+        found = self._ranks.objects((own, own.spent))
+        line = self._judge.settle()
+        if found is None:
+            return
+        total = ledgers.total([ledger for ledger, _ in found])
+        spent = next((why for _, why in found if why), None)
+        counts = total.record()
+        for task in self._companions:
+            task._judging = counts
+        if Session.current is not None and (counts["failed"] or spent):
+            Session.current.leave_open()
+        logger.info("Judge: %s", line if self._ranks.size == 1 else total.line())
+        if spent:
+            logger.warning(
+                "%s, so the calls that were left were not sent. All replies are kept: the "
+                "same command again, with a larger budget, asks only for the rest",
+                spent if self._ranks.size == 1 else f"a rank's share is spent ({spent})",
+            )
 
     def _wait(self) -> None:
-        """Until all of this task's calls are done. Raises :class:`JudgeError` if it is hopeless."""
-        outcomes = _results_of(self._futures, f"Judging {self.task_name}")
-        if not outcomes or not all(outcome.failed for outcome in outcomes):
+        """Until all of this task's calls are done, on all ranks.
+
+        Raises :class:`JudgeError` if it is hopeless.
+        """
+        outcomes = self._results_of(self._futures, f"Judging {self.task_name}")
+        if not self._all_failed(outcomes):
             return
-        last = outcomes[-1].failure
+        last = next((o.failure for o in reversed(outcomes) if o.failed), "on another rank")
         others = [future for task in self._companions for future in task._futures]
-        if all(outcome.failed for outcome in _results_of(others, "Judging the other tasks")):
+        if self._all_failed(self._results_of(others, "Judging the other tasks")):
             raise JudgeError(f"no call of {self.task_name} got a verdict; the last one: {last}")
         logger.error("%s: no call got a verdict; the last one: %s", self.task_name, last)
+
+    def _all_failed(self, outcomes: Sequence[Outcome[Any]]) -> bool:
+        """Whether calls were made, on whatever rank, and all of them failed."""
+        asked = sum(self._ranks.numbers(len(outcomes)))
+        read = sum(self._ranks.numbers(sum(not outcome.failed for outcome in outcomes)))
+        return asked > 0 and not read
+
+    def _results_of(
+        self, futures: Sequence[Future[Outcome[Any]]], label: str
+    ) -> list[Outcome[Any]]:
+        if self._ranks.size > 1:
+            self._ranks.wait(futures, label)
+        return _results_of(futures, label)
+
+    # --- what the other ranks know ---
+
+    def _notes(self) -> dict[str, tuple[list[str], int]]:
+        """Of each task of the run, what this rank left without a score and did not generate."""
+        reused = Session.current.reused if Session.current is not None else {}
+        return {t.task_name: (t._unscored, reused.get(t.task_name, 0)) for t in self._companions}
+
+    def _take_notes(self, notes: Sequence[Mapping[str, tuple[list[str], int]]]) -> None:
+        for task in self._companions:
+            of_task = [by_task[task.task_name] for by_task in notes]
+            task._unscored = task._in_order(unscored for unscored, _ in of_task)
+            task._reused = sum(reused for _, reused in of_task)
+
+    def _in_order(self, lists: Iterable[Iterable[str]]) -> list[str]:
+        """Ids of documents, from all ranks, in the order of the documents."""
+        place = {identifier: number for number, identifier in enumerate(self._docs["id"])}
+        return sorted((i for ids in lists for i in ids), key=place.__getitem__)
 
     @property
     def _futures(self) -> list[Future[Outcome[Any]]]:
@@ -345,10 +453,12 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     def _start_judging(self) -> None:
         self._started = True
         for instance in self._instances:
+            # With ranks of unequal length the harness repeats the last request.
+            own = instance.resps[: instance.repeats]
             # The samples are written as UTF-8: one lone surrogate would cost all later lines.
-            instance.resps = [_text(response) for response in instance.resps]
+            instance.resps = [_text(response) for response in own]
         super().apply_filters()
-        if self._answers > 1:  # the filter takes the first; ranks are padded with further ones
+        if self._answers > 1:  # the filter takes the first
             for instance in self._instances:
                 for name in instance.filtered_resps:
                     instance.filtered_resps[name] = instance.resps[: self._answers]
@@ -356,7 +466,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             return
         self._submit(
             (instance.doc, response, self._reasoning_opened(instance))
-            for instance in self._instances
+            for instance in self._own_instances
             for response in instance.resps[: self._answers]
         )
 
@@ -370,7 +480,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
             return
         self._submit(
             (instance.doc, _text(answer), self._reasoning_opened(instance))
-            for instance in self._by_prompt.get(prompt, [])
+            for instance in self._by_prompt.pop(prompt, [])  # not its repetitions
         )
 
     def _reasoning_opened(self, instance: Instance) -> bool:
@@ -433,7 +543,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         """
         if self._task_prompts is not None:
             self._task_prompt = prompts.load_task_prompt(self._task_prompts, self.config.metadata)
-        self._prepare_judge(rank=0, check=False)
+        self._prepare_judge(check=False)
         self.set_config(key="num_fewshot", value=0)  # as the harness does
         recorded = [config.get("metadata") or {} for config in configs]
         for name, ids in (
@@ -604,8 +714,10 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         metadata["dataset"] = self._source.record()
         if self._judging is not None:
             metadata["judging"] = self._judging  # of all tasks of the run together
-        if Session.current is not None and Session.current.reused[self.task_name]:
-            metadata["answers_of_earlier_runs"] = Session.current.reused[self.task_name]
+        if self._ranks.size == 1 and Session.current is not None:
+            self._reused = Session.current.reused[self.task_name]
+        if self._reused:
+            metadata["answers_of_earlier_runs"] = self._reused
         metadata["prompts_cut"] = {"count": len(self._cut_prompts), "ids": self._cut_prompts}
         metadata["answers_shortened"] = {
             "count": len(self._short_answers),
@@ -734,19 +846,6 @@ def _source(config: Mapping[str, Any]) -> data.Source:
     return data.find_split(config["test_split"], repository=config["dataset_path"], **options)
 
 
-def _refuse_duplicate_processes(world_size: int) -> None:
-    """Under a launcher the harness gives every process all documents, unless the model splits them.
-
-    Each would pay for the whole judging. Raises :class:`ConfigError`.
-    """
-    started = os.environ.get("WORLD_SIZE", "1")
-    if world_size == 1 and started.isdigit() and int(started) > 1:
-        raise ConfigError(
-            f"a launcher started {started} processes, and each of them would judge all documents; "
-            "start one process, or generate with --predict_only and judge the saved answers"
-        )
-
-
 def _expanded(
     entries: Iterable[Mapping[str, Any]], names: Sequence[str], wanted: set[str]
 ) -> list[dict[str, Any]]:
@@ -820,24 +919,34 @@ def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Out
         return [future.result() for future in futures]
 
 
-def _with_kept_answers(error: JudgeError, tasks: Sequence[RubricTask]) -> JudgeError:
+def _answered(tasks: Sequence[RubricTask]) -> dict[str, dict[str, answers.Given]]:
+    """The answers that are there, by task and document."""
+    return {
+        task.task_name: {i.doc["id"]: task._kept(i) for i in task._own_instances if i.resps}
+        for task in tasks
+    }
+
+
+def _with_kept_answers(
+    error: Exception, by_rank: Sequence[Mapping[str, Mapping[str, answers.Given]]]
+) -> JudgeError:
     """``error``, saying where the answers are: the harness writes none when a run fails."""
     answered = {
-        task.task_name: {i.doc["id"]: task._kept(i) for i in task._instances if i.resps}
-        for task in tasks
+        task: {id_: text for rank in by_rank for id_, text in rank[task].items()}
+        for task in by_rank[0]
     }
     try:
         folder = answers.write_tasks(fetch.cache_folder() / "answers", answered)
     except OSError as fault:  # a full disk must not hide what happened
         return JudgeError(f"{error} The answers could not be kept ({fault})")
-    path = folder if len(answered) > 1 else folder / f"{tasks[0].task_name}.json"
+    path = folder if len(answered) > 1 else folder / f"{next(iter(answered))}.json"
     texts = [text for kept in answered.values() for text in kept.values()]
-    count = sum(1 if isinstance(text, str) else len(text) for text in texts)
+    counts = [1 if isinstance(text, str) else len(text) for text in texts]
+    count, each = sum(counts), max(counts, default=1)
     return JudgeError(
         f"{str(error).rstrip('.')}. The {count} answers are kept in {path}; judge them with: "
         f"lm-eval-rubrics run --model prefilled --model_args path={path} "
-        f"--tasks {' '.join(sorted(answered))}"
-        + (f" --answers {tasks[0].answers}" if tasks[0].answers > 1 else "")
+        f"--tasks {' '.join(sorted(answered))}" + (f" --answers {each}" if each > 1 else "")
     )
 
 

@@ -22,6 +22,7 @@ import openai
 from lm_eval.utils import setup_logging
 from openai.types import Batch as RemoteBatch
 
+from custom_metrics import ranks
 from custom_metrics.batch.export import check_batchable, write_missing
 from custom_metrics.batch.files import MOST_REQUESTS, url_of
 from custom_metrics.batch.registry import Batch, Registry, folder
@@ -60,6 +61,7 @@ def judge_in_batches(
     in the usual way. ``poll`` is in seconds. Raises :class:`JudgeError` where no batch can be had.
     """
     setup_logging()
+    ranks.refuse_copies(1)
     config = resolve_config(dict(judge))
     check_batchable(config)
     folder().mkdir(parents=True, exist_ok=True)

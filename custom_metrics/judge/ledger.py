@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,3 +145,26 @@ class PanelLedger:
         if len(self.ledgers) == 1:
             return next(iter(self.ledgers.values())).line()
         return "; ".join(f"{name}: {ledger.line()}" for name, ledger in self.ledgers.items())
+
+
+def total(ledgers: Sequence[Ledger | PanelLedger]) -> Ledger | PanelLedger:
+    """What several processes were asked to spend together, in the time of the slowest."""
+    panels = [one for one in ledgers if isinstance(one, PanelLedger)]
+    if not panels:
+        return _total([one for one in ledgers if isinstance(one, Ledger)])
+    return PanelLedger({n: _total([one.ledgers[n] for one in panels]) for n in panels[0].ledgers})
+
+
+def _total(ledgers: Sequence[Ledger]) -> Ledger:
+    first = ledgers[0]
+    if len(ledgers) == 1:
+        return first
+    return Ledger(
+        first.prices,
+        calls=sum(one.calls for one in ledgers),
+        from_store=sum(one.from_store for one in ledgers),
+        retried=sum(one.retried for one in ledgers),
+        failed=sum(one.failed for one in ledgers),
+        usage=sum((one.usage for one in ledgers[1:]), first.usage),
+        last=max(max(0.0, one.last - one.first) for one in ledgers),  # each has its own clock
+    )

@@ -6,7 +6,6 @@ Run by ``.ci/run`` in an environment with torch and vLLM; elsewhere it is skippe
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,14 +20,6 @@ from commands import command
 
 import lm_eval_tasks
 from custom_metrics.judge import Judge, JudgeConfig
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    script = Path(__file__).with_name("tiny_llama.py")
-    subprocess.run([sys.executable, str(script), str(folder)], check=True, timeout=300)
-    return folder
 
 
 def test_a_hugging_face_model_generates_and_another_judges_in_two_steps(

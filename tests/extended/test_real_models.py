@@ -34,14 +34,6 @@ MET = '```json\n{"explanation": "The answer says so.", "criteria_met": true}\n``
 UNMET = '```json\n{"explanation": "The answer does not say so.", "criteria_met": false}\n```'
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    script = Path(__file__).with_name("tiny_llama.py")
-    subprocess.run([sys.executable, str(script), str(folder)], check=True, timeout=300)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def _real_models(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
