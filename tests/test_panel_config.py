@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from custom_metrics import ranks
 from custom_metrics.arguments import read_pairs
 from custom_metrics.errors import ConfigError
 from custom_metrics.judge import resolve_config
+from custom_metrics.judge.ledger import Ledger, PanelLedger, total
 
 A = {"model": "a", "base_url": "http://localhost:1/v1"}
 B = {"model": "b", "base_url": "http://localhost:2/v1"}
@@ -189,3 +191,25 @@ def test_one_named_key_for_several_endpoints_is_refused() -> None:
     message = refusal({"api_key_env": "SOME", "models": [A, B]}, {"SOME": KEY})
     assert "its own api_key_env" in message
     resolve_config({"api_key_env": "SOME", "models": [A, {**A, "model": "b"}]}, environ={})
+
+
+def test_ranks_share_every_judges_limits() -> None:
+    whole = resolve_config(
+        {"concurrency": 8, "max_calls": 10, "models": [A, {**B, "rpm": 7, "max_calls": 5}]},
+        environ={},
+    )
+    parts = [ranks.share(whole, rank, 3) for rank in range(3)]
+    assert sum(part.max_calls or 0 for part in parts) == 10
+    for number, judge in enumerate(whole.members):
+        each = [part.members[number] for part in parts]
+        assert sum(one.concurrency for one in each) == judge.concurrency == 8
+        assert sum(one.rpm or 0 for one in each) == (judge.rpm or 0)
+        assert sum(one.max_calls or 0 for one in each) == (judge.max_calls or 0)
+    assert {part.opinions for part in parts} == {whole.opinions}
+
+
+def test_the_ledgers_of_ranks_are_added_up_judge_by_judge() -> None:
+    made = [PanelLedger({"a": Ledger(calls=n), "b": Ledger(calls=10 * n)}) for n in (1, 2)]
+    record = total(made).record()
+    assert record["calls"] == 33
+    assert {name: own["calls"] for name, own in record["judges"].items()} == {"a": 3, "b": 30}
