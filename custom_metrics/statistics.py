@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 BOOTSTRAP_DRAWS = 10_000
 BOOTSTRAP_SEED = 1234
+_DRAWN_AT_ONCE = 500_000  # all draws of a thousand documents together are 130 MB
 
 Stderr = float | str
 
@@ -48,8 +49,12 @@ def clipped_mean_stderr(values: Sequence[float]) -> Stderr:
     if kept.size < 2:
         return "N/A"
     rng = np.random.default_rng(BOOTSTRAP_SEED)
-    chosen = rng.integers(kept.size, size=(BOOTSTRAP_DRAWS, kept.size), dtype=np.int32)
-    means = kept[chosen].mean(axis=1)
+    means = np.empty(BOOTSTRAP_DRAWS)
+    rows = max(1, _DRAWN_AT_ONCE // kept.size)
+    for start in range(0, BOOTSTRAP_DRAWS, rows):
+        part = means[start : start + rows]
+        chosen = rng.integers(kept.size, size=(part.size, kept.size), dtype=np.int32)
+        part[:] = kept[chosen].mean(axis=1)
     return float(np.maximum(means, 0.0).std(ddof=1))
 
 

@@ -6,8 +6,9 @@ Every line is answered by the responder of the `StubServer` that this is, in rev
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -159,3 +160,38 @@ class BatchServer(StubServer):
             "errors": errors if status == "failed" else None,
             "request_counts": made.counts or None,
         }  # fmt: skip
+
+
+# --- a batch runner without an API ----------------------------------------------------------------
+
+
+def answered(
+    requests: Path, respond: Callable[[Received], Reply], shape: str = "openai"
+) -> list[dict[str, Any]]:
+    """The result lines of a batch runner, as OpenAI's API or vLLM's runner write them."""
+    lines = []
+    for number, text in enumerate(requests.read_text("utf-8").splitlines()):
+        request = json.loads(text)
+        call = Received(request["url"], {}, request["body"], number)
+        reply = respond(call)
+        body: dict[str, Any] = {
+            "object": "chat.completion", "model": "judge",
+            "choices": [{"index": 0, "finish_reason": reply.finish_reason,
+                         "message": {"role": "assistant", "content": reply.text,
+                                     "reasoning": "thought"}}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        }  # fmt: skip
+        response: dict[str, Any] = {"status_code": 200, "request_id": "r", "body": body}
+        error: Any = None
+        if reply.status != 200 and shape == "vllm":
+            response, error = {"status_code": 400, "request_id": "r", "body": None}, "no room"
+        elif reply.status != 200:
+            response = {"status_code": reply.status, "body": {"error": reply.error}}
+        lines.append({"id": "x", "custom_id": request["custom_id"], "response": response,
+                      "error": error})  # fmt: skip
+    return lines
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path

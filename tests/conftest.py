@@ -9,6 +9,9 @@ from pathlib import Path
 
 import lm_eval.utils
 import pytest
+from asking import forget_judges
+from rows import FINANCE, LEGAL, World, write_data
+from stub_server import StubServer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 _NOT_FOR_TESTS = ("RUBRIC_", "OPENAI_", "AZURE_OPENAI_", "HF_", "LMEVAL_")
@@ -40,6 +43,13 @@ def _own_logging() -> Iterator[None]:
     lm_eval.utils._LOGGING_CONFIGURED = False
 
 
+@pytest.fixture(autouse=True)
+def _own_judges() -> Iterator[None]:
+    """Runs in this process share their judges, and no test another one's."""
+    yield
+    forget_judges()
+
+
 @pytest.fixture
 def shared() -> Path:
     """The reference material beside the checkout; the test is skipped where it is absent."""
@@ -60,3 +70,24 @@ def official_data(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = shared / "data"
     monkeypatch.setenv("RUBRIC_DATA_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The PRBench of :mod:`rows` as the data."""
+    folder = write_data(tmp_path / "data", finance=FINANCE, legal=LEGAL)
+    monkeypatch.setenv("RUBRIC_DATA_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def world() -> World:
+    """Its answers and verdicts."""
+    return World()
+
+
+@pytest.fixture
+def server(world: World) -> Iterator[StubServer]:
+    """A server that is both its model and its judge."""
+    with StubServer(world.respond, models=("model", "judge")) as running:
+        yield running

@@ -6,14 +6,14 @@ import itertools
 import json
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import forget_judges, kept, wait_until
 from background import running
-from batch_server import BatchServer, Ending
+from batch_server import BatchServer, Ending, answered, write_lines
 from commands import judge_arguments, model_arguments, only, results, samples
 from rows import (
     FINANCE,
@@ -35,27 +35,13 @@ from custom_metrics.errors import DataError
 CALLS = sum(len(case.items) for case in FINANCE + LEGAL)
 
 
-@pytest.fixture(autouse=True)
-def _own_judges() -> Iterator[None]:
-    yield
-    forget_judges()
-
-
-@pytest.fixture
-def world() -> World:
-    return World(FINANCE + LEGAL)
-
-
 @pytest.fixture
 def server(world: World) -> Iterator[BatchServer]:
     with BatchServer(world.respond, models=("model", "judge")) as started:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = write_data(tmp_path / "data", finance=FINANCE, legal=LEGAL)
-    monkeypatch.setenv("RUBRIC_DATA_DIR", str(data))
+pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def saved(server: StubServer, out: Path, tasks: str = "prbench") -> Path:
@@ -83,38 +69,6 @@ def expected(server: StubServer, answers: Path, out: Path, monkeypatch: pytest.M
     forget_judges()
     server.reset()
     return results(out)["results"]
-
-
-def answered(
-    requests: Path, respond: Callable[[Received], Reply], shape: str = "openai"
-) -> list[dict[str, Any]]:
-    """The result lines of a batch runner, as OpenAI's API or vLLM's runner write them."""
-    lines = []
-    for number, text in enumerate(requests.read_text("utf-8").splitlines()):
-        request = json.loads(text)
-        call = Received(request["url"], {}, request["body"], number)
-        reply = respond(call)
-        body: dict[str, Any] = {
-            "object": "chat.completion", "model": "judge",
-            "choices": [{"index": 0, "finish_reason": reply.finish_reason,
-                         "message": {"role": "assistant", "content": reply.text,
-                                     "reasoning": "thought"}}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
-        }  # fmt: skip
-        response: dict[str, Any] = {"status_code": 200, "request_id": "r", "body": body}
-        error: Any = None
-        if reply.status != 200 and shape == "vllm":
-            response, error = {"status_code": 400, "request_id": "r", "body": None}, "no room"
-        elif reply.status != 200:
-            response = {"status_code": reply.status, "body": {"error": reply.error}}
-        lines.append({"id": "x", "custom_id": request["custom_id"], "response": response,
-                      "error": error})  # fmt: skip
-    return lines
-
-
-def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def export(server: StubServer, answers: Path, out: Path, *more: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from commands import command, judge_arguments, judge_metadata, metrics, model_arguments, samples
 from file_server import serve
 from in_process import chat_model, evaluate, judge_at
-from rows import FINANCE, LEGAL, World, clipped_mean, write_answers, write_data
+from rows import FINANCE, World, clipped_mean, write_answers
 from stub_server import Received, Reply, StubServer, openai_error, verdict
 
 import lm_eval_tasks
@@ -22,22 +21,7 @@ from custom_metrics.cli import main
 from custom_metrics.errors import ConfigError, DataError
 from custom_metrics.judge import Judge, JudgeCall, JudgeConfig, read_met, write_met
 
-
-@pytest.fixture(autouse=True)
-def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_data(tmp_path / "data", finance=FINANCE, legal=LEGAL)
-    monkeypatch.setenv("RUBRIC_DATA_DIR", str(folder))
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def server(world: World) -> Iterator[StubServer]:
-    with StubServer(world.respond, models=("model", "judge")) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def call(text: str) -> JudgeCall[Any]:

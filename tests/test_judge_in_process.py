@@ -10,7 +10,7 @@ from typing import Any
 
 import in_process
 import pytest
-from asking import PATIENCE, ask, call, calls, forget_judges, kept, verdicts
+from asking import PATIENCE, ask, call, calls, kept, verdicts
 from commands import command, metrics, results, samples
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -87,10 +87,8 @@ class WordJudge(LM):  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)
-def _none_loaded() -> Iterator[None]:
+def _none_loaded() -> None:
     WordJudge.loaded.clear()
-    yield
-    forget_judges()
 
 
 def config(arguments: dict[str, Any] | None = None, **settings: Any) -> JudgeConfig:

@@ -9,13 +9,13 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import CASES, PATIENCE, ask, call, calls, forget_judges, judge_at, verdicts, wait_until
+from asking import CASES, PATIENCE, ask, call, calls, judge_at, verdicts, wait_until
 from commands import judge_arguments, metrics, results, samples
 from rows import (
     FINANCE,
@@ -43,13 +43,6 @@ from custom_metrics.cli import main
 from custom_metrics.errors import JudgeError
 
 CRITERIA = [case.tag(number) for case in FINANCE for number in range(len(case.items))]
-
-
-@pytest.fixture(autouse=True)
-def _own_judges() -> Iterator[None]:
-    """Runs in this process share their judges."""
-    yield
-    forget_judges()
 
 
 class Outage:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from asking import (
     ask,
     call,
     calls,
-    forget_judges,
     judge_at,
     kept,
     verdicts,
@@ -44,12 +43,6 @@ SECRET = "sk-the-secret-of-the-judge"
 def store(tmp_path: Path) -> Path:
     """Where replies are kept when nothing else is said."""
     return tmp_path / "cache" / "judge.sqlite"
-
-
-@pytest.fixture(autouse=True)
-def _judges() -> Iterator[None]:
-    yield
-    forget_judges()
 
 
 def respond(received: Received) -> Reply:

@@ -77,8 +77,6 @@ def servers(judges: dict[str, Opinion]) -> Iterator[dict[str, StubServer]]:
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RUBRIC_DATA_DIR", str(write_data(tmp_path / "data", finance=FINANCE)))
     write_answers(tmp_path / "answers.json", {case.id: f"Answer {case.id}." for case in FINANCE})
-    yield
-    forget_judges()
 
 
 def listed(servers: Mapping[str, StubServer], names: str = "abc", **own: Any) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
 from commands import Finished, command, judge_arguments, metrics, model_arguments, results, samples
 from in_process import Results, chat_model, evaluate, judge_at
@@ -49,21 +47,7 @@ CRITERIA = sum(len(case.items) for case in FINANCE)
 SECRET = "sk-a-secret-that-nobody-may-see"
 
 
-@pytest.fixture(autouse=True)
-def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_data(tmp_path / "data", finance=FINANCE, legal=LEGAL)
-    monkeypatch.setenv("RUBRIC_DATA_DIR", str(folder))
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def server(world: World) -> Iterator[StubServer]:
-    with StubServer(world.respond, models=("model", "judge")) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def judge_calls(server: StubServer) -> list[Received]:
@@ -86,18 +70,8 @@ def ours(
     )  # fmt: skip
 
 
-@pytest.fixture
-def fresh_logging() -> Iterator[None]:
-    """The command sets up the harness's logging for its process; this takes it back."""
-    yield
-    logger = logging.getLogger("lm_eval")
-    logger.handlers.clear()
-    logger.propagate = True
-    lm_eval.utils._LOGGING_CONFIGURED = False
-
-
 def ours_here(server: StubServer, *arguments: str) -> int:
-    """The exit code of :func:`ours`, run in this process; to be used with ``fresh_logging``."""
+    """The exit code of :func:`ours`, run in this process."""
     prompt = {} if any(a.startswith("prompt=") for a in arguments) else {"prompt": "builtin"}
     judge = judge_arguments(server.url, max_retries=0, **prompt)
     model = [] if "--model" in arguments else model_arguments(server.url)
@@ -254,7 +228,6 @@ def test_an_unknown_judge_model_ends_the_run_and_the_kept_answers_can_be_judged_
     assert model_calls(server) == []
 
 
-@pytest.mark.usefixtures("fresh_logging")
 def test_a_refused_key_ends_the_run_with_code_3_and_keeps_the_answers(
     server: StubServer, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -582,7 +555,6 @@ def test_a_judge_that_is_the_model_under_test_is_warned_of(
     assert "The judge model is the model under test as well" in caplog.text
 
 
-@pytest.mark.usefixtures("fresh_logging")
 def test_without_a_chat_template_the_model_gets_a_transcript_and_the_user_one_warning(
     server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -611,7 +583,6 @@ def test_without_a_chat_template_the_model_gets_a_transcript_and_the_user_one_wa
 # --- the command ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fresh_logging")
 def test_predict_only_asks_no_judge_and_needs_no_key_and_no_prompt(
     server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -636,7 +607,6 @@ WRONG: dict[str, tuple[Sequence[str], int, str]] = {
 }
 
 
-@pytest.mark.usefixtures("fresh_logging")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_setting_is_one_line_before_the_model_is_asked_for(
     name: str, server: StubServer, capsys: pytest.CaptureFixture[str]
@@ -652,7 +622,6 @@ def test_a_wrong_setting_is_one_line_before_the_model_is_asked_for(
     assert server.received == []
 
 
-@pytest.mark.usefixtures("fresh_logging")
 def test_a_key_that_the_judge_refuses_is_found_out_before_the_model_is_asked(
     monkeypatch: pytest.MonkeyPatch, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

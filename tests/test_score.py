@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
 from asking import CASES, forget_judges, wait_until
 from background import running
@@ -23,31 +20,7 @@ from custom_metrics.cli import main
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 
-@pytest.fixture(autouse=True)
-def _own_judges_and_logging() -> Iterator[None]:
-    yield
-    forget_judges()
-    logger = logging.getLogger("lm_eval")
-    logger.handlers.clear()
-    logger.propagate = True
-    lm_eval.utils._LOGGING_CONFIGURED = False
-
-
-@pytest.fixture
-def world() -> World:
-    return World(FINANCE + LEGAL)
-
-
-@pytest.fixture
-def server(world: World) -> Iterator[StubServer]:
-    with StubServer(world.respond, models=("model", "judge")) as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = write_data(tmp_path / "data", finance=FINANCE, legal=LEGAL)
-    monkeypatch.setenv("RUBRIC_DATA_DIR", str(data))
+pytestmark = pytest.mark.usefixtures("small_data")
 
 
 def generate(server: StubServer, out: Path, *more: str, tasks: str = "prbench") -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
-from asking import ask, call, forget_judges, judge_at
+from asking import ask, call, judge_at
 from commands import command, judge_arguments, model_arguments, results
 from rows import FINANCE, LEGAL, World, criterion_of, write_data
 from stub_server import Received, Reply, StubServer, openai_error, verdict
@@ -24,16 +22,6 @@ from custom_metrics.masking import is_secret_name, known_secrets, mask, mask_add
 
 SECRET = "sk-a-secret-0123456789abcdef"
 OWN_SERVER = "http://localhost:8000/v1"
-
-
-@pytest.fixture(autouse=True)
-def _own_judges_and_logging() -> Iterator[None]:
-    yield
-    forget_judges()
-    logger = logging.getLogger("lm_eval")
-    logger.handlers.clear()
-    logger.propagate = True
-    lm_eval.utils._LOGGING_CONFIGURED = False
 
 
 @pytest.fixture(autouse=True)

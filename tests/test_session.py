@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import time
 from collections import Counter
@@ -11,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
-from asking import CASES, forget_judges, wait_until
+from asking import CASES, wait_until
 from background import running
 from commands import judge_arguments, metrics, model_arguments, results, samples
 from lm_eval.api.instance import Instance
@@ -25,17 +23,6 @@ from custom_metrics.session import Session
 
 IDS = [case.id for case in CASES]
 SAMPLED = ["--gen_kwargs", "temperature=0.7"]
-
-
-@pytest.fixture(autouse=True)
-def _own_judges_and_logging() -> Iterator[None]:
-    """Runs in this process share their judges and set up the harness's logging."""
-    yield
-    forget_judges()
-    logger = logging.getLogger("lm_eval")
-    logger.handlers.clear()
-    logger.propagate = True
-    lm_eval.utils._LOGGING_CONFIGURED = False
 
 
 @pytest.fixture(autouse=True)

@@ -67,10 +67,8 @@ def server(world: World) -> Iterator[StubServer]:
 
 
 @pytest.fixture(autouse=True)
-def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUBRIC_DATA_DIR", str(write_data(tmp_path / "data", finance=FINANCE)))
-    yield
-    forget_judges()
 
 
 def run(server: StubServer, out: Path, *more: str, judge: Sequence[str] = ()) -> int:
