@@ -1,0 +1,625 @@
+"""The numbers of the report: from runs to what the templates show. Pure functions.
+
+What a results file holds is shown as it stands there; what it does not hold (breakdowns by topic
+and the like, differences between runs) is computed here from the documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from custom_metrics import plawbench, prbench, statistics
+from custom_metrics.report.labels import AXES, SECTIONS, SUBSETS, leaderboards
+from custom_metrics.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Graded, Run
+
+Z95 = 1.959964  # two-sided 95%
+_NAN = math.nan
+_LISTED = 12  # criteria of each list
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95% interval, NaN where there is none, and the documents behind it."""
+
+    value: float
+    low: float = _NAN
+    high: float = _NAN
+    count: int | None = None
+
+    @property
+    def known(self) -> bool:
+        return not math.isnan(self.value)
+
+    @property
+    def has_interval(self) -> bool:
+        return not math.isnan(self.low)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a breakdown. ``facet`` and ``value`` choose its documents in the page's list."""
+
+    label: str
+    estimate: Estimate
+    facet: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Scores by one property of documents or criteria."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Criteria of one category or weight: how often they were missed, or their harm was done."""
+
+    label: str
+    count: int
+    lost: int
+
+    @property
+    def share(self) -> float:
+        return self.lost / self.count
+
+
+@dataclass(frozen=True)
+class Costly:
+    """One criterion that cost points, and how many of the runs it cost them."""
+
+    document: Document
+    criterion: Graded
+    points: float
+    cost: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Where points went: by category and weight, and the single criteria."""
+
+    missed_by_category: tuple[Kind, ...]
+    missed_by_weight: tuple[Kind, ...]
+    harm_by_category: tuple[Kind, ...]
+    harm_by_weight: tuple[Kind, ...]
+    missed: tuple[Costly, ...]
+    harmful: tuple[Costly, ...]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a reader has to know before believing the score."""
+
+    documents: int
+    scored: int
+    excluded: tuple[Document, ...]
+    empty: tuple[Document, ...]
+    cut: tuple[Document, ...]
+    prompts_cut: int
+    answers_shortened: int
+    bounds: tuple[float, float] | None
+    contradictions: int
+    smallest_difference: float
+    judge_share: float
+    split: int
+    voted: int
+    opinions: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One suite (a group, or a task of no group) in one run."""
+
+    suite: str
+    benchmark: str
+    run: Run
+    headline: Estimate
+    others: tuple[tuple[str, Estimate], ...]
+    breakdowns: tuple[Breakdown, ...]
+    documents: tuple[Document, ...]
+    lost: Lost | None
+    trust: Trust
+    facts: tuple[tuple[str, str], ...]
+    lexical: bool
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run against the first one on the documents that both scored."""
+
+    run: Run
+    estimate: Estimate
+    wins: int
+    ties: int
+    losses: int
+    smallest: float
+
+    @property
+    def moved(self) -> int:
+        return self.wins + self.losses
+
+    @property
+    def verdict(self) -> str:
+        if not self.estimate.has_interval:
+            return "too few documents to tell"
+        if self.estimate.low > 0:
+            return "better"
+        return "worse" if self.estimate.high < 0 else "not told apart"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite in all runs that have it."""
+
+    name: str
+    benchmark: str
+    sections: tuple[Section | None, ...]  # by run
+    differences: tuple[Difference, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Rows in the column order of a paper's table; a cell is NaN where it was not run."""
+
+    benchmark: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
+    digits: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All that the page shows besides the documents themselves."""
+
+    runs: tuple[Run, ...]
+    suites: tuple[Suite, ...]
+    leaderboards: tuple[Leaderboard, ...] = field(default=())
+
+
+def summarise(runs: Sequence[Run]) -> Summary:
+    """Everything for ``runs``; the first of them is what the others are compared with."""
+    names = list(dict.fromkeys(name for run in runs for name in suites_of(run)))
+    suites = [_suite(name, runs) for name in names]
+    return Summary(tuple(runs), tuple(suites), tuple(_leaderboards(runs)))
+
+
+def suites_of(run: Run) -> list[str]:
+    """The groups of a run, and its tasks that belong to none."""
+    grouped = {name for members in run.groups.values() for name in members}
+    return [name for name in run.rows if name not in grouped]
+
+
+def tasks_of(run: Run, suite: str) -> list[str]:
+    """The tasks of a suite."""
+    return [task for name in run.groups.get(suite, ()) for task in tasks_of(run, name)] or [suite]
+
+
+# --- one suite in one run --------------------------------------------------------------------
+
+
+def _suite(name: str, runs: Sequence[Run]) -> Suite:
+    sections = [_section(name, run, runs) if name in run.rows else None for run in runs]
+    present = [section for section in sections if section]
+    first, *others = present
+    differences = [d for other in others if (d := difference(first, other))]
+    return Suite(
+        name, first.benchmark, tuple(sections), tuple(differences), tuple(_warnings(present))
+    )
+
+
+def _warnings(sections: Sequence[Section]) -> list[str]:
+    """What the runs of one suite do not share, though a comparison needs it."""
+    found = []
+    for label in ("Judge", "Judge prompt", "Data", "Task version"):
+        values = {dict(section.facts).get(label, "") for section in sections}
+        if len(values) > 1:
+            found.append(f"{label} differs between the runs, so their scores do not compare.")
+    return found
+
+
+def _section(name: str, run: Run, runs: Sequence[Run]) -> Section:
+    tasks = tasks_of(run, name)
+    documents = tuple(doc for doc in run.documents if doc.task in tasks)
+    row = run.rows[name]
+    chinese = "acc_low" in row or "overall" in row or any("acc" in run.rows[t] for t in tasks)
+    benchmark = PLAWBENCH if chinese else PRBENCH
+    main = "overall" if "overall" in row else PRIMARY[benchmark]
+    lexical = any(_metadata(run, t).get("judge", {}).get("backend") == "lexical" for t in tasks)
+    return Section(
+        name,
+        benchmark,
+        run,
+        stated(row, main),
+        tuple(_others(row, benchmark)),
+        tuple(_breakdowns(run, name, tasks, benchmark, documents)),
+        documents,
+        lost_points(documents, run, runs) if benchmark == PRBENCH and documents else None,
+        _trust(run, name, tasks, documents, benchmark),
+        tuple(_facts(run, tasks)),
+        lexical,
+    )
+
+
+def stated(row: Mapping[str, Any], metric: str) -> Estimate:
+    """A metric of a results file, with the interval that its standard error gives."""
+    value = row.get(metric, _NAN)
+    value = float(value) if isinstance(value, int | float) else _NAN
+    stderr = row.get(f"{metric}_stderr", "N/A")
+    count = row.get("sample_len")
+    if not isinstance(stderr, int | float) or math.isnan(stderr):
+        return Estimate(value, count=count)
+    floor = 0.0 if metric == PRIMARY[PRBENCH] else -math.inf
+    return Estimate(
+        value, max(floor, value - Z95 * stderr), min(1.0, value + Z95 * stderr), count
+    )
+
+
+def _others(row: Mapping[str, Any], benchmark: str) -> list[tuple[str, Estimate]]:
+    wanted = {"normalized_score": "Normalized score"} if benchmark == PRBENCH else {}
+    return [(label, stated(row, metric)) for metric, label in wanted.items() if metric in row]
+
+
+def estimate(values: Sequence[float], *, clip: bool) -> Estimate:
+    """The mean over documents, as the benchmark's headline is computed, and its interval."""
+    count = len(statistics.scored(values))
+    if clip:
+        mean, stderr = statistics.clipped_mean(values), statistics.clipped_mean_stderr(values)
+    else:
+        mean, stderr = statistics.mean(values), statistics.mean_stderr(values)
+    if isinstance(stderr, str):
+        return Estimate(mean, count=count)
+    low = mean - Z95 * stderr
+    return Estimate(mean, max(0.0, low) if clip else low, min(1.0, mean + Z95 * stderr), count)
+
+
+def _breakdowns(
+    run: Run, suite: str, tasks: Sequence[str], benchmark: str, documents: Sequence[Document]
+) -> list[Breakdown]:
+    found = []
+    if benchmark == PRBENCH:
+        found.append(_rubric_categories(run.rows[suite], documents))
+    else:
+        found.append(_dimensions(run, tasks))
+    if len(tasks) > 1:
+        metric = PRIMARY[benchmark]
+        rows = [
+            Row(SUBSETS.get(_subset(run, t), t), stated(run.rows[t], metric), "task", t)
+            for t in tasks
+            if t in run.rows
+        ]
+        found.append(Breakdown("subset", "Subset 子集" if benchmark == PLAWBENCH else "Task", tuple(rows)))
+    for axis, title in AXES[benchmark].items():
+        found.append(_by_axis(axis, title, documents, clip=benchmark == PRBENCH))
+    return [breakdown for breakdown in found if breakdown.rows]
+
+
+def _subset(run: Run, task: str) -> str:
+    return str(run.configs.get(task, {}).get("test_split", task))
+
+
+def _rubric_categories(row: Mapping[str, Any], documents: Sequence[Document]) -> Breakdown:
+    names = {prbench.slug(c.category): c.category for doc in documents for c in doc.criteria}
+    counts: Counter[str] = Counter(
+        slug
+        for doc in documents
+        if not math.isnan(doc.score)
+        for slug in {prbench.slug(c.category) for c in doc.criteria if c.weight > 0}
+    )
+    rows = []
+    for metric in row:
+        slug = metric.removeprefix("category_")
+        if slug == metric or metric.endswith("_stderr"):
+            continue
+        found = stated(row, metric)
+        label = names.get(slug, slug.replace("_", " "))
+        rows.append(
+            Row(label, Estimate(found.value, found.low, found.high, counts[slug] or None),
+                "category" if slug in names else None, names.get(slug))
+        )  # fmt: skip
+    note = "Of each document, the points within the category; as in the results file."
+    return Breakdown("category", "Rubric category", tuple(rows), note)
+
+
+def _dimensions(run: Run, tasks: Sequence[str]) -> Breakdown:
+    rows = []
+    for task in tasks:
+        row = run.rows.get(task, {})
+        for name, label in SECTIONS.items():
+            if f"{name}_acc" in row:
+                rows.append(Row(label, stated(row, f"{name}_acc"), "category", label))
+    return Breakdown("dimension", "Dimension 维度", tuple(rows), "The four sections of a case analysis.")
+
+
+def _by_axis(axis: str, title: str, documents: Sequence[Document], *, clip: bool) -> Breakdown:
+    groups: dict[str, list[float]] = {}
+    for doc in documents:
+        if axis in doc.axes:
+            groups.setdefault(doc.axes[axis], []).append(doc.score)
+    numeric = all(value.isdigit() for value in groups)
+    order: Callable[[str], Any] = int if numeric else lambda value: (-len(groups[value]), value)
+    rows = [
+        Row(value, estimate(groups[value], clip=clip), axis, value)
+        for value in sorted(groups, key=order)
+    ]
+    return Breakdown(axis, title, tuple(rows))
+
+
+def _metadata(run: Run, task: str) -> Mapping[str, Any]:
+    return run.configs.get(task, {}).get("metadata") or {}
+
+
+def _facts(run: Run, tasks: Sequence[str]) -> list[tuple[str, str]]:
+    """What decided the numbers, as the results file records it."""
+
+    def of_all(read: Callable[[Mapping[str, Any]], str]) -> str:
+        values = dict.fromkeys(read(_metadata(run, task)) for task in tasks)
+        return "; ".join(value for value in values if value)
+
+    def judge(metadata: Mapping[str, Any]) -> str:
+        return ", ".join(f"{k}={v}" for k, v in (metadata.get("judge") or {}).items() if v)
+
+    def prompt(metadata: Mapping[str, Any]) -> str:
+        record = metadata.get("judge_prompt") or {}
+        parts = [v["sha256"][:12] for v in record.values() if isinstance(v, Mapping)]
+        return f"{record.get('name', '')} {' '.join(parts)}".strip()
+
+    def data(metadata: Mapping[str, Any]) -> str:
+        record = metadata.get("dataset") or {}
+        parts = [record.get("origin"), record.get("revision"), (record.get("fingerprint") or "")[:12]]
+        return " ".join(str(part) for part in parts if part)
+
+    facts = [
+        ("Model", run.model),
+        ("Judge", of_all(judge)),
+        ("Judge prompt", of_all(prompt)),
+        ("Data", of_all(data)),
+        ("Task version", of_all(lambda m: str(m.get("version", "")))),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+# --- where points went -----------------------------------------------------------------------
+
+
+def lost_points(documents: Sequence[Document], run: Run, runs: Sequence[Run]) -> Lost:
+    """Missed criteria and harm done, in documents with verdicts."""
+    pairs = [(doc, c) for doc in documents for c in doc.criteria if c.met is not None]
+    missable = [(doc, c) for doc, c in pairs if c.weight > 0]
+    harmful = [(doc, c) for doc, c in pairs if c.weight < 0]
+    elsewhere = Counter(
+        (doc.id, c.id)
+        for other in runs
+        if other is not run
+        for doc in {d.id: d for d in other.documents}.values()
+        for c in doc.criteria
+        if is_lost(c)
+    )
+    return Lost(
+        _kinds(missable, lambda c: c.category),
+        _kinds(missable, lambda c: f"{c.weight:g}", by=lambda c: -c.weight),
+        _kinds(harmful, lambda c: c.category),
+        _kinds(harmful, lambda c: f"−{-c.weight:g}", by=lambda c: c.weight),
+        _costliest(missable, elsewhere),
+        _costliest(harmful, elsewhere),
+    )
+
+
+def is_lost(criterion: Graded) -> bool:
+    """Whether it cost points: not (fully) met, or a harmful one that was."""
+    if criterion.met is None:
+        return False
+    return criterion.met > 0 if criterion.weight < 0 else criterion.met < 1
+
+
+def _kinds(
+    pairs: Sequence[tuple[Document, Graded]],
+    label: Callable[[Graded], str],
+    by: Callable[[Graded], float] | None = None,
+) -> tuple[Kind, ...]:
+    counted: Counter[str] = Counter(label(c) for _, c in pairs)
+    lost: Counter[str] = Counter(label(c) for _, c in pairs if is_lost(c))
+    kinds = [Kind(name, count, lost[name]) for name, count in counted.items()]
+    if by is None:
+        return tuple(sorted(kinds, key=lambda kind: (-kind.share, kind.label)))
+    place = {label(c): by(c) for _, c in pairs}
+    return tuple(sorted(kinds, key=lambda kind: place[kind.label]))
+
+
+def _costliest(
+    pairs: Sequence[tuple[Document, Graded]], elsewhere: Mapping[tuple[str, str], int]
+) -> tuple[Costly, ...]:
+    """The heaviest first; of equal weight those that more runs lost, then that cost more."""
+    found = []
+    for doc, criterion in pairs:
+        if is_lost(criterion):
+            best = sum(c.weight for c in doc.criteria if c.weight > 0)
+            cost = abs(criterion.weight) / best if best else _NAN
+            runs = 1 + elsewhere.get((doc.id, criterion.id), 0)
+            found.append(Costly(doc, criterion, criterion.weight, cost, runs))
+    found.sort(key=lambda c: (-abs(c.points), -c.runs, -c.cost, c.document.id))
+    return tuple(found[:_LISTED])
+
+
+# --- how far to trust it ---------------------------------------------------------------------
+
+
+def _trust(
+    run: Run, suite: str, tasks: Sequence[str], documents: Sequence[Document], benchmark: str
+) -> Trust:
+    row = run.rows[suite]
+    low, high = (row.get(f"{PRIMARY[benchmark]}_{end}") for end in ("low", "high"))
+    voted = [c for doc in documents for c in doc.criteria if len(c.votes) > 1]
+    return Trust(
+        documents=len(documents) or int(row.get("sample_len") or 0),
+        scored=sum(not math.isnan(doc.score) for doc in documents),
+        excluded=tuple(doc for doc in documents if math.isnan(doc.score)),
+        empty=tuple(doc for doc in documents if doc.status == "empty"),
+        cut=tuple(doc for doc in documents if doc.status == "cut_in_reasoning"),
+        prompts_cut=sum(_count(_metadata(run, t), "prompts_cut") for t in tasks),
+        answers_shortened=sum(_count(_metadata(run, t), "answers_shortened") for t in tasks),
+        bounds=(float(low), float(high)) if low is not None and low != high else None,
+        contradictions=sum(c.contradicts for doc in documents for c in doc.criteria),
+        smallest_difference=smallest_difference(documents, benchmark, run),
+        judge_share=judge_share(documents),
+        split=sum(is_split(c) for c in voted),
+        voted=len(voted),
+        opinions=tuple(_opinions(documents)),
+    )
+
+
+def _count(metadata: Mapping[str, Any], name: str) -> int:
+    return int((metadata.get(name) or {}).get("count") or 0)
+
+
+def is_split(criterion: Graded) -> bool:
+    """Whether the opinions on it differ; those that failed are none."""
+    return len({v.get("met") for v in criterion.votes if v.get("met") is not None}) > 1
+
+
+def _scores_by_opinion(doc: Document) -> dict[str, float]:
+    """The document's score by each judge and repeat that gave every verdict."""
+    by_opinion: dict[str, list[tuple[float, float]]] = {}
+    for criterion in doc.criteria:
+        for vote in criterion.votes:
+            if vote.get("met") is not None:
+                key = f"{vote.get('judge')} #{int(vote.get('repeat') or 0) + 1}"
+                by_opinion.setdefault(key, []).append((criterion.weight, float(vote["met"])))
+    best = sum(c.weight for c in doc.criteria if c.weight > 0)
+    return {
+        key: sum(w * m for w, m in pairs) / best
+        for key, pairs in by_opinion.items()
+        if len(pairs) == len(doc.criteria) and best
+    }
+
+
+def _opinions(documents: Sequence[Document]) -> list[tuple[str, float]]:
+    by_key: dict[str, list[float]] = {}
+    for doc in documents:
+        for key, value in _scores_by_opinion(doc).items():
+            by_key.setdefault(key, []).append(value)
+    return [(key, statistics.clipped_mean(values)) for key, values in sorted(by_key.items())]
+
+
+def judge_share(documents: Sequence[Document]) -> float:
+    """The judge's share of the variance of single verdict sets' scores; NaN without repeats."""
+    sets = [list(_scores_by_opinion(doc).values()) for doc in documents]
+    sets = [values for values in sets if len(values) > 1]
+    if len(sets) < 2:
+        return _NAN
+    within = float(np.mean([np.var(values, ddof=1) for values in sets]))
+    # The variance of means holds a part of the judge's own.
+    noise = float(np.mean([np.var(values, ddof=1) / len(values) for values in sets]))
+    between = max(0.0, float(np.var([np.mean(values) for values in sets], ddof=1)) - noise)
+    return within / (within + between) if within + between else _NAN
+
+
+# --- several runs ----------------------------------------------------------------------------
+
+_POWER_FACTOR = 1.959964 + 0.841621  # two-sided 5%, power 80%
+
+
+def strata(benchmark: str, run: Run, tasks: Sequence[str]) -> dict[str, float]:
+    """Each task's weight in the headline score where it is a weighted mean, else empty."""
+    subsets = {task: _subset(run, task) for task in tasks}
+    if benchmark != PLAWBENCH or set(subsets.values()) != set(plawbench.OVERALL_WEIGHTS):
+        return {}
+    return {task: plawbench.OVERALL_WEIGHTS[subset] for task, subset in subsets.items()}
+
+
+def smallest_difference(documents: Sequence[Document], benchmark: str, run: Run) -> float:
+    """Told apart with 80% power from another run as large and as spread out, if the two runs'
+    scores were independent; paired scores tell smaller ones."""
+    weights = strata(benchmark, run, sorted({doc.task for doc in documents}))
+    by_task: dict[str, list[float]] = {}
+    for doc in documents:
+        by_task.setdefault(doc.task if weights else "", []).append(doc.score)
+    return _POWER_FACTOR * math.sqrt(2) * _error(by_task, weights)
+
+
+def _error(by_task: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> float:
+    total = 0.0
+    for task, values in by_task.items():
+        stderr = statistics.mean_stderr(values)
+        if isinstance(stderr, str):
+            return _NAN
+        total += (weights.get(task, 1.0) * stderr) ** 2
+    return math.sqrt(total) if by_task else _NAN
+
+
+def difference(first: Section, second: Section) -> Difference | None:
+    """``second`` minus ``first`` on shared documents; None if they share none that both scored."""
+    theirs = {(doc.task, doc.id): doc.score for doc in second.documents}
+    pairs = [
+        (doc.task, doc.score, theirs[doc.task, doc.id])
+        for doc in first.documents
+        if not math.isnan(doc.score)
+        and not math.isnan(theirs.get((doc.task, doc.id), _NAN))
+    ]
+    if not pairs:
+        return None
+    weights = strata(first.benchmark, first.run, sorted({task for task, _, _ in pairs}))
+    changes: dict[str, list[float]] = {}
+    for task, before, after in pairs:
+        changes.setdefault(task if weights else "", []).append(after - before)
+    if first.benchmark == PRBENCH:
+        value, low, high = _clipped_difference(pairs)
+    else:
+        value = sum(weights.get(t, 1.0) * float(np.mean(c)) for t, c in changes.items())
+        error = _error(changes, weights)
+        low, high = value - Z95 * error, value + Z95 * error
+    moves = [after - before for _, before, after in pairs]
+    return Difference(
+        second.run,
+        Estimate(value, low, high, len(pairs)),
+        wins=sum(move > 1e-9 for move in moves),
+        ties=sum(abs(move) <= 1e-9 for move in moves),
+        losses=sum(move < -1e-9 for move in moves),
+        smallest=_POWER_FACTOR * _error(changes, weights),
+    )
+
+
+def _clipped_difference(pairs: Sequence[tuple[str, float, float]]) -> tuple[float, float, float]:
+    """The difference of clipped means, and the interval of a paired bootstrap (seeded)."""
+    before, after = (np.array([pair[k] for pair in pairs]) for k in (1, 2))
+    value = max(0.0, after.mean()) - max(0.0, before.mean())
+    if len(pairs) < 2:
+        return float(value), _NAN, _NAN
+    rng = np.random.default_rng(statistics.BOOTSTRAP_SEED)
+    chosen = rng.integers(len(pairs), size=(statistics.BOOTSTRAP_DRAWS, len(pairs)), dtype=np.int32)
+    draws = np.maximum(after[chosen].mean(axis=1), 0) - np.maximum(before[chosen].mean(axis=1), 0)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(value), float(low), float(high)
+
+
+# --- leaderboards ----------------------------------------------------------------------------
+
+
+def _leaderboards(runs: Sequence[Run]) -> list[Leaderboard]:
+    found = []
+    for board in leaderboards():
+        rows = []
+        for run in runs:
+            cells = tuple(board.scale * read(run.rows) for _, read in board.columns)
+            if not all(math.isnan(cell) for cell in cells):
+                rows.append((run.label, cells))
+        if rows:
+            columns = tuple(name for name, _ in board.columns)
+            found.append(
+                Leaderboard(board.benchmark, board.title, columns, tuple(rows), board.digits)
+            )
+    return found
+
+
