@@ -85,6 +85,13 @@ def _dispatch(arguments: list[str]) -> int:
     score.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     score.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
     score.add_argument("--output_path", metavar="DIR", help="for results and samples")
+    report = commands.add_parser("report", help="results and samples as one HTML file")
+    report.add_argument("results", nargs="+", metavar="RESULTS", help="folders or results files")
+    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the report")
+    report.add_argument("--csv", metavar="FILE", help="also the verdicts, one a row")
+    report.add_argument("--parquet", metavar="FILE", help="the same as parquet")
+    report.add_argument("--plots", metavar="DIR", help="also the charts, as files")
+    report.add_argument("--plot_format", choices=("svg", "png"), default="svg")
     fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
     fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
     fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
@@ -98,6 +105,8 @@ def _dispatch(arguments: list[str]) -> int:
         _cache(parsed)
     elif parsed.command == "score":
         _score(parsed)
+    elif parsed.command == "report":
+        _report(parsed)
     elif parsed.command == "fetch":
         _fetch(parsed)
     elif parsed.command == "estimate":
@@ -200,6 +209,29 @@ def _estimate(parsed: argparse.Namespace) -> None:
         reply_tokens=parsed.reply_tokens,
     )
     print(table(found, how, config))
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    from custom_metrics.report import plots, write_report
+    from custom_metrics.results import read_runs
+
+    runs = read_runs(parsed.results)
+    for run in runs:
+        for note in run.notes:
+            print(f"note: {run.label}: {note}", file=sys.stderr)
+    path = write_report(runs, Path(parsed.output).expanduser())
+    count = sum(len(run.documents) for run in runs)
+    print(f"{path}: {len(runs)} runs, {count} documents, {path.stat().st_size / 1e6:.1f} MB")
+    if parsed.csv or parsed.parquet:
+        from custom_metrics.table import write_csv, write_parquet
+
+        for write, given in ((write_csv, parsed.csv), (write_parquet, parsed.parquet)):
+            if given:
+                write(runs, Path(given).expanduser())
+                print(given)
+    if parsed.plots:
+        written = plots(runs, Path(parsed.plots).expanduser(), parsed.plot_format)
+        print(f"{parsed.plots}: {len(written)} charts")
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

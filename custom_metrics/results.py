@@ -127,9 +127,7 @@ def _run(folder: Path, files: Sequence[Path]) -> Run:
         else:
             notes.append(f"{name}: no samples file beside the results, so only its scores")
     label = Path(model).stem if "/" in model else model
-    return Run(
-        label, model, date, folder, rows, groups, configs, tuple(documents), tuple(notes)
-    )
+    return Run(label, model, date, folder, rows, groups, configs, tuple(documents), tuple(notes))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from custom_metrics.report.labels import AXES, SUBSETS, STATUSES, category_label
+from custom_metrics.report.labels import AXES, STATUSES, SUBSETS, category_label
 from custom_metrics.report.summary import Summary, is_split, tasks_of
 from custom_metrics.report.text import markdown, visible
 from custom_metrics.results import PLAWBENCH, Document, Graded
@@ -109,7 +109,11 @@ def _facets() -> list[tuple[str, str]]:
     axes = {key: label for named in AXES.values() for key, label in named.items()}
     # PLawBench's category of a document is its topic; the rubric's categories are the criteria's.
     axes.pop("category")
-    return [("task", "Task"), ("topic", "Topic"), *((k, v) for k, v in axes.items() if k != "topic")]
+    return [
+        ("task", "Task"),
+        ("topic", "Topic"),
+        *((k, v) for k, v in axes.items() if k != "topic"),
+    ]
 
 
 def _facet(doc: Document, name: str) -> str | None:
@@ -184,7 +188,9 @@ def _note(criterion: Graded) -> dict[str, Any]:
 def _vote(vote: Mapping[str, Any]) -> str:
     said = {True: "met", False: "not met", None: "no verdict"}[vote.get("met")]
     why = vote.get("explanation") or vote.get("failure") or ""
-    return visible(f"{vote.get('judge')} #{int(vote.get('repeat') or 0) + 1}: {said}. {why}".strip())
+    return visible(
+        f"{vote.get('judge')} #{int(vote.get('repeat') or 0) + 1}: {said}. {why}".strip()
+    )
 
 
 def _packed(value: Any) -> str:

@@ -68,7 +68,9 @@ def render(runs: Sequence[Run]) -> str:
             for number, section in enumerate(suite.sections)
             if section
         },
-        suite_charts={suite.name: [_drawn(c) for c in _suite_charts(suite)] for suite in summary.suites},
+        suite_charts={
+            suite.name: [_drawn(c) for c in _suite_charts(suite)] for suite in summary.suites
+        },
         version=version("lm-eval-rubrics"),
     )
 

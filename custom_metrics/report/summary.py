@@ -262,9 +262,7 @@ def stated(row: Mapping[str, Any], metric: str) -> Estimate:
     if not isinstance(stderr, int | float) or math.isnan(stderr):
         return Estimate(value, count=count)
     floor = 0.0 if metric == PRIMARY[PRBENCH] else -math.inf
-    return Estimate(
-        value, max(floor, value - Z95 * stderr), min(1.0, value + Z95 * stderr), count
-    )
+    return Estimate(value, max(floor, value - Z95 * stderr), min(1.0, value + Z95 * stderr), count)
 
 
 def _others(row: Mapping[str, Any], benchmark: str) -> list[tuple[str, Estimate]]:
@@ -300,7 +298,9 @@ def _breakdowns(
             for t in tasks
             if t in run.rows
         ]
-        found.append(Breakdown("subset", "Subset 子集" if benchmark == PLAWBENCH else "Task", tuple(rows)))
+        found.append(
+            Breakdown("subset", "Subset 子集" if benchmark == PLAWBENCH else "Task", tuple(rows))
+        )
     for axis, title in AXES[benchmark].items():
         found.append(_by_axis(axis, title, documents, clip=benchmark == PRBENCH))
     return [breakdown for breakdown in found if breakdown.rows]
@@ -340,7 +340,9 @@ def _dimensions(run: Run, tasks: Sequence[str]) -> Breakdown:
         for name, label in SECTIONS.items():
             if f"{name}_acc" in row:
                 rows.append(Row(label, stated(row, f"{name}_acc"), "category", label))
-    return Breakdown("dimension", "Dimension 维度", tuple(rows), "The four sections of a case analysis.")
+    return Breakdown(
+        "dimension", "Dimension 维度", tuple(rows), "The four sections of a case analysis."
+    )
 
 
 def _by_axis(axis: str, title: str, documents: Sequence[Document], *, clip: bool) -> Breakdown:
@@ -378,7 +380,11 @@ def _facts(run: Run, tasks: Sequence[str]) -> list[tuple[str, str]]:
 
     def data(metadata: Mapping[str, Any]) -> str:
         record = metadata.get("dataset") or {}
-        parts = [record.get("origin"), record.get("revision"), (record.get("fingerprint") or "")[:12]]
+        parts = [
+            record.get("origin"),
+            record.get("revision"),
+            (record.get("fingerprint") or "")[:12],
+        ]
         return " ".join(str(part) for part in parts if part)
 
     facts = [
@@ -565,8 +571,7 @@ def difference(first: Section, second: Section) -> Difference | None:
     pairs = [
         (doc.task, doc.score, theirs[doc.task, doc.id])
         for doc in first.documents
-        if not math.isnan(doc.score)
-        and not math.isnan(theirs.get((doc.task, doc.id), _NAN))
+        if not math.isnan(doc.score) and not math.isnan(theirs.get((doc.task, doc.id), _NAN))
     ]
     if not pairs:
         return None
@@ -621,5 +626,3 @@ def _leaderboards(runs: Sequence[Run]) -> list[Leaderboard]:
                 Leaderboard(board.benchmark, board.title, columns, tuple(rows), board.digits)
             )
     return found
-
-

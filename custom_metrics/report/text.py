@@ -18,7 +18,9 @@ from markdown_it.token import Token
 LONGEST_MARKDOWN = 60_000
 
 # C0 and C1 controls, embeddings, overrides and isolates of direction, lone surrogates.
-_INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _LINE_END = re.compile("\r\n?")
 _ALLOWED_LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
 _LARGEST_HEADING = 4  # those of the page itself are larger
@@ -64,7 +66,7 @@ class _Renderer(RendererHTML):
 
     def _cell(self, tokens: Sequence[Token], index: int, *_: Any) -> str:
         right = "right" in str(tokens[index].attrs.get("style", ""))
-        return f'<{tokens[index].tag}{" class=right" if right else ""}>'
+        return f"<{tokens[index].tag}{' class=right' if right else ''}>"
 
     th_open = td_open = _cell
 

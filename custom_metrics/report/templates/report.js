@@ -104,6 +104,7 @@ function fillFilters() {
     select.replaceChildren(option("", "All"), ...values.map((v) => option(v, facet.values[v])));
     select.closest("label").hidden = values.length < 2;
   }
+  byId("more").hidden = all("#more label").every((label) => label.hidden);
   const categories = [...new Set(docs.flatMap((doc) => doc.categories))].sort((a, b) => a - b);
   byId("filter-category").replaceChildren(
     option("", "All"), ...categories.map((c) => option(c, index.categories[c])));
@@ -194,7 +195,7 @@ function drawList() {
     const missed = run ? doc.weights.filter((w, i) => [MISSED, HARM, PARTLY].includes(outcome(w, run.met[i]))).length : 0;
     const state = !run ? "not in this run" : index.statuses[run.status] ||
       (run.score === null ? "excluded" : `${missed} of ${doc.weights.length} criteria lost`);
-    const link = el("a", { href: `#doc=${encodeURIComponent(doc.key)}` },
+    const link = el("a", { href: `#doc=${encodeURIComponent(doc.key)}`, tabindex: "-1" },
       el("span", { class: "title", dir: "auto" }, doc.title),
       el("span", { class: "score" }, run ? score(run.score) : "–"),
       el("span", { class: "meta" }, `${doc.subtitle} · ${state}`));
@@ -213,6 +214,13 @@ function markOpen() {
     if (opened && n === opened.number) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
+  enterAt((opened && rows.get(opened.number)) || rows.values().next().value);
+}
+
+// The Tab key enters the list at one link and leaves it again; the arrows go through it.
+function enterAt(link) {
+  for (const other of all("a[tabindex='0']", byId("list"))) other.tabIndex = -1;
+  if (link) link.tabIndex = 0;
 }
 
 // --- one document ----------------------------------------------------------------------------
@@ -418,7 +426,8 @@ function wire() {
     else byId(`facet-${facet}`).value = String(index.facets.find((f) => f.key === facet).values.indexOf(value));
     applyFilters();
     byId("documents").scrollIntoView();
-    byId("list").focus({ preventScroll: true });
+    const first = byId("list").querySelector("a");
+    (first || byId("list")).focus({ preventScroll: true });
   });
   addEventListener("hashchange", follow);
   document.addEventListener("keydown", (e) => {
@@ -431,6 +440,7 @@ function wire() {
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: links.length - 1 }[e.key];
     if (to === undefined || !links[to]) return;
     e.preventDefault();
+    enterAt(links[to]);
     links[to].focus();
   });
 }
