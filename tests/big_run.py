@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,72 +22,34 @@ CATEGORIES = (
     "Risk & Regulatory Disclosure", "Process Transparency & Auditability", "Supplemental Insight",
 )  # fmt: skip
 TOPICS = ("Corporate Finance", "Tax & Accounting", "Contracts", "Employment", "Insolvency")
-WORDS = [
-    "the",
-    "rate",
-    "of",
-    "interest",
-    "covers",
-    "a",
-    "lender",
-    "against",
-    "loss",
-    "while",
-    "terms",
-    "in",
-    "this",
-    "clause",
-    "bind",
-    "both",
-    "parties",
-    "so",
-    "that",
-    "each",
-    "may",
-    "ask",
-    "for",
-    "notice",
-    "before",
-    "payment",
-    "and",
-    "no",
-    "later",
-    "claim",
-    "can",
-    "rest",
-    "on",
-    "what",
-    "was",
-    "not",
-    "said",
-    "in",
-    "writing",
-    "about",
-    "cost",
-    "risk",
-    "margin",
-    "tax",
-    "duty",
-    "value",
-    "share",
-    "price",
-    "fund",
-    "debt",
-    "asset",
-]
+WORDS = (
+    "the", "rate", "of", "interest", "covers", "a", "lender", "against", "loss", "while", "terms",
+    "in", "this", "clause", "bind", "both", "parties", "so", "that", "each", "may", "ask", "for",
+    "notice", "before", "payment", "and", "no", "later", "claim", "can", "rest", "on", "what",
+    "was", "not", "said", "writing", "about", "cost", "risk", "margin", "tax", "duty", "value", "share",
+    "price", "fund", "debt", "asset",
+)  # fmt: skip
 STAMP = "2026-01-01T00-00-00.000000"
 TASK = "prbench_finance"
 
 
 def write_run(
-    folder: Path, *, seed: int = 0, documents: int = DOCUMENTS, criteria: int = CRITERIA
+    folder: Path,
+    *,
+    seed: int = 0,
+    documents: int = DOCUMENTS,
+    criteria: int = CRITERIA,
+    texts: Sequence[str] = (),
 ) -> Path:
-    """One model's folder below ``folder``, with a results and a samples file."""
+    """One model's folder below ``folder``, with a results and a samples file.
+
+    The first documents have ``texts``, one each, as answer, question, criterion, reason and topic.
+    """
     folder = folder / f"model-{seed}"
     folder.mkdir(parents=True)
     values: dict[str, list[float]] = {}
     with (folder / f"samples_{TASK}_{STAMP}.jsonl").open("w", encoding="utf-8") as out:
-        for sample in _samples(seed, documents, criteria):
+        for sample in _samples(seed, documents, criteria, texts):
             for name in sample["metrics"]:
                 values.setdefault(name, []).append(sample[name])
             out.write(json.dumps(sample, ensure_ascii=False) + "\n")
@@ -122,7 +84,9 @@ def write_run(
     return folder
 
 
-def _samples(seed: int, documents: int, criteria: int) -> Iterator[dict[str, Any]]:
+def _samples(
+    seed: int, documents: int, criteria: int, texts: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     fixed, own = random.Random(0), random.Random(seed + 1)  # the same data, other answers
     metric_names = [
         "clipped_score", "normalized_score", "clipped_score_low", "clipped_score_high",
@@ -153,12 +117,17 @@ def _samples(seed: int, documents: int, criteria: int) -> Iterator[dict[str, Any
             "turns": turns,
             "note": None,
         }
+        text = texts[number] if number < len(texts) else None
+        if text is not None:
+            doc["messages"][-1]["content"] = doc["rubric"][0]["text"] = doc["topic"] = text
         skill = min(0.95, max(0.02, own.gauss(0.45, 0.2)))
         outcomes = tuple(
             Outcome(value=Met(own.random() < skill, _prose(own, 25, 60)), attempts=1)
             for _ in range(count)
         )
-        answer = Answer(_markdown(own), "answered")
+        answer = Answer(_markdown(own) if text is None else text, "answered")
+        if text is not None:
+            outcomes = (Outcome(value=Met(True, text), attempts=1), *outcomes[1:])
         found = prbench.process_results(doc, [Judgement(answer, outcomes)])
         scores = {name: found.get(name, float("nan")) for name in metric_names}
         doc.update(criteria=found["criteria"], answer=answer.text, answer_status=answer.status,
