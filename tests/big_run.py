@@ -26,8 +26,8 @@ WORDS = (
     "the", "rate", "of", "interest", "covers", "a", "lender", "against", "loss", "while", "terms",
     "in", "this", "clause", "bind", "both", "parties", "so", "that", "each", "may", "ask", "for",
     "notice", "before", "payment", "and", "no", "later", "claim", "can", "rest", "on", "what",
-    "was", "not", "said", "writing", "about", "cost", "risk", "margin", "tax", "duty", "value", "share",
-    "price", "fund", "debt", "asset",
+    "was", "not", "said", "writing", "about", "cost", "risk", "margin", "tax", "duty", "value",
+    "share", "price", "fund", "debt", "asset",
 )  # fmt: skip
 STAMP = "2026-01-01T00-00-00.000000"
 TASK = "prbench_finance"

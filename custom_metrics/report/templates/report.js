@@ -411,12 +411,14 @@ function wire() {
   if (byId("run")) byId("run").addEventListener("change", (e) => chooseRun(Number(e.target.value)));
   if (byId("suite")) byId("suite").addEventListener("change", (e) => chooseSuite(Number(e.target.value)));
   let timer;
-  byId("filters").addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(applyFilters, 120);
-  });
+  for (const kind of ["input", "change"]) {
+    byId("filters").addEventListener(kind, () => {
+      clearTimeout(timer);
+      timer = setTimeout(applyFilters, 120);
+    });
+  }
   byId("filters").addEventListener("submit", (e) => e.preventDefault());
-  byId("reset").addEventListener("click", resetFilters);
+  byId("clear").addEventListener("click", resetFilters);
   document.addEventListener("click", (e) => {
     const button = e.target.closest("button[data-facet]");
     if (!button) return;
