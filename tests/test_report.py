@@ -6,6 +6,7 @@ The numbers of the page are compared with those of the results files, and with s
 from __future__ import annotations
 
 import base64
+import csv
 import gzip
 import hashlib
 import json
@@ -16,6 +17,7 @@ from typing import Any
 
 import hostile
 import lxml.html
+import pyarrow.parquet as parquet
 import pytest
 from big_run import TASK, write_run
 from commands import metrics, results, samples
@@ -326,3 +328,21 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_reading_is_of_the_newest_results(made_up: Path) -> None:
     (run,) = reading.read_runs([str(made_up / "model-0")])
     assert (run.label, len(run.documents)) == ("model-0", 40)
+
+
+def test_the_verdicts_are_exported(made_up: Path, tmp_path: Path) -> None:
+    report(made_up, out=tmp_path / "r.html",
+           more=("--csv", f"{tmp_path}/v.csv", "--parquet", f"{tmp_path}/v.parquet"))  # fmt: skip
+    rows = parquet.read_table(tmp_path / "v.parquet").to_pylist()
+    wanted = [
+        (f"model-{k}", s["doc"]["id"], c["id"], c["weight"], float(c["met"]), s["clipped_score"])
+        for k in (0, 1)
+        for s in samples(made_up / f"model-{k}", TASK)
+        for c in s["doc"]["criteria"]
+    ]
+    names = ("run", "document", "criterion", "weight", "met", "score")
+    assert [tuple(row[name] for name in names) for row in rows] == wanted
+    with (tmp_path / "v.csv").open(encoding="utf-8", newline="") as lines:
+        read = list(csv.DictReader(lines))
+    assert [row["explanation"] for row in read] == [row["explanation"] for row in rows]
+    assert [float(row["met"]) for row in read] == [row["met"] for row in rows]

@@ -168,6 +168,13 @@ class Suite:
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def reach(self) -> float:
+        """How far from 0 the differences and their intervals go, for a common scale."""
+        ends = [abs(end) for d in self.differences
+                for end in (d.estimate.value, d.estimate.low, d.estimate.high)]  # fmt: skip
+        return max([0.01, *(end for end in ends if not math.isnan(end))])
+
 
 @dataclass(frozen=True)
 class Leaderboard:
@@ -466,7 +473,7 @@ def _trust(
     run: Run, suite: str, tasks: Sequence[str], documents: Sequence[Document], benchmark: str
 ) -> Trust:
     row = run.rows[suite]
-    low, high = (row.get(f"{PRIMARY[benchmark]}_{end}") for end in ("low", "high"))
+    low, high = (stated(row, f"{PRIMARY[benchmark]}_{end}").value for end in ("low", "high"))
     voted = [c for doc in documents for c in doc.criteria if len(c.votes) > 1]
     return Trust(
         documents=len(documents) or int(row.get("sample_len") or 0),
@@ -476,7 +483,7 @@ def _trust(
         cut=tuple(doc for doc in documents if doc.status == "cut_in_reasoning"),
         prompts_cut=sum(_count(_metadata(run, t), "prompts_cut") for t in tasks),
         answers_shortened=sum(_count(_metadata(run, t), "answers_shortened") for t in tasks),
-        bounds=(float(low), float(high)) if low is not None and low != high else None,
+        bounds=(low, high) if low < high else None,
         contradictions=sum(c.contradicts for doc in documents for c in doc.criteria),
         smallest_difference=smallest_difference(documents, benchmark, run),
         judge_share=judge_share(documents),
