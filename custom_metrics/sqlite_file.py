@@ -80,6 +80,8 @@ class SqliteFile:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            # Each checkpoint waits for the disk, and whoever commits waits with it.
+            connection.execute("PRAGMA wal_autocheckpoint = 10000")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, self._version):
                 raise sqlite3.DatabaseError(f"its format is {version}, not {self._version}")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -178,7 +179,7 @@ class JudgeConfig(BaseModel):
             _ = urlsplit(value).port  # raises ValueError for what only looks like an address
         return value
 
-    @property
+    @cached_property
     def is_openai(self) -> bool:
         """Whether calls go to OpenAI's own endpoint, regional ones included, over TLS."""
         if self.azure_endpoint or self.backend != "openai":
@@ -192,7 +193,7 @@ class JudgeConfig(BaseModel):
         """Whether the judge is a model of the harness's inside this process."""
         return self.backend == "lm_eval"
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The judge model's name, for messages and records."""
         if not self.in_process:
@@ -200,7 +201,7 @@ class JudgeConfig(BaseModel):
         args = self.judge_model_args or {}
         return str(args.get("pretrained") or args.get("model") or self.judge_model)
 
-    @property
+    @cached_property
     def asks_for_schema(self) -> bool:
         """Whether a call's schema goes into its request."""
         if self.structured == "auto":
@@ -208,11 +209,11 @@ class JudgeConfig(BaseModel):
             return self.prompt == "builtin" and not _FORMS & (self.extra_body or {}).keys()
         return self.structured == "json_schema"
 
-    @property
+    @cached_property
     def uses_responses(self) -> bool:
         return self.api == "responses" or (self.api == "auto" and self.is_openai)
 
-    @property
+    @cached_property
     def endpoint(self) -> str:
         """Where calls go, for messages and records: never with user, password or query."""
         if self.backend == "lexical":

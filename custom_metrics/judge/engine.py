@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import sqlite3
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
@@ -122,7 +121,7 @@ class Judge:
         self.ledger = self._new_ledger()
         path = store_path() if config.backend != "lexical" else None
         self._store = Store(path) if path else None
-        self._keeper = Keeper(self._store) if self._store else None
+        self._keeper = Keeper(self._store, self._could_not_keep) if self._store else None
         # A model in this process gets all calls as one batch: nothing waits for a sibling.
         self._order = PrefixOrder[_Item](
             lambda item: item.key if config.in_process else item.call.conversation
@@ -367,7 +366,7 @@ class Judge:
                 self._warn_of_cut_prompt(reply)
                 if reply.cut and limit and item.room == limit:
                     item.room, item.cut = 2 * limit, reply  # once more with twice the room
-                    await self._keep(item, reply, usable=False)
+                    self._keep(item, reply, usable=False)
                     continue
                 value = _read(call, reply)
             except ParameterDropped:
@@ -381,7 +380,7 @@ class Judge:
                 item.filtered = error.filtered
                 return Outcome(item.attempts, failure=str(error), refused=True)
             except Unreadable as error:
-                await self._keep(item, reply, usable=False)
+                self._keep(item, reply, usable=False)
                 item.reason = f"unread: {error}"
                 item.unreadable, item.tries = item.unreadable + 1, item.tries + 1
                 if reply.constrained and not reply.text.strip():
@@ -397,7 +396,7 @@ class Judge:
                 item.tries += 1
                 wait = wait_before_retry(item.tries, error.retry_after)
             else:
-                await self._keep(item, reply, usable=True)
+                self._keep(item, reply, usable=True)
                 self._received.add(item.key)
                 return Outcome(item.attempts, value)
             if item.tries > self.config.max_retries or item.unreadable >= MAX_UNREADABLE:
@@ -413,20 +412,20 @@ class Judge:
             return False
         return item.tries == self.config.max_retries or item.unreadable == MAX_UNREADABLE - 1
 
-    async def _keep(self, item: _Item, reply: Reply, *, usable: bool) -> None:
-        if self._keeper is None or self._store is None:
+    def _keep(self, item: _Item, reply: Reply, *, usable: bool) -> None:
+        if self._keeper is None:
             return
         config = self.config
         paid = PaidReply(
             item.key, reply.text, usable=usable, attempts=item.attempts, usage=reply.usage,
             model=config.name, endpoint=config.endpoint,
         )  # fmt: skip
-        try:
-            await self._keeper.keep(paid)
-        except sqlite3.Error as error:  # a full disk, say: the verdict is there all the same
-            if not self._unkept:
-                logger.error("Replies are not kept any more in %s: %s", self._store.path, error)
-            self._unkept = True
+        self._keeper.keep(paid)
+
+    def _could_not_keep(self, error: Exception) -> None:
+        if not self._unkept and self._store is not None:
+            logger.error("Replies are not kept any more in %s: %s", self._store.path, error)
+        self._unkept = True
 
     def _warn_of_cut_prompt(self, reply: Reply) -> None:
         """Some servers (Ollama) cut a long prompt without a word; their count of tokens tells."""

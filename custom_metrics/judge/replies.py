@@ -27,6 +27,8 @@ _LEADING_NUMBER = re.compile(r"\s*\+?(\d+(?:\.\d+)?)")
 _EXCERPT_LENGTH = 200
 # Mending takes time that grows with the square of these; no verdict has so many.
 _MOST_BRACES = 2000
+# Line breaks inside strings are no reason to refuse a reply.
+_LENIENT = json.JSONDecoder(strict=False)
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,14 @@ def _is_object(text: str) -> bool:
     if match is None:
         return False
     try:
-        return isinstance(json.loads(match[1], strict=False), dict)
+        return isinstance(_LENIENT.decode(match[1]), dict)
     except (ValueError, RecursionError):
         return False
 
 
 def scan(text: str, decoder: json.JSONDecoder | None = None) -> Scan:
     """Find all JSON in ``text``. Raises :class:`Unreadable` where it is nested too deeply."""
-    decoder = decoder or json.JSONDecoder(strict=False)
+    decoder = decoder or _LENIENT
     values: list[tuple[int, int, Any]] = []
     position = 0
     while match := _START.search(text, position):
@@ -122,7 +124,7 @@ def object_with(text: str, key: str) -> dict[str, Any]:
     last = text.rfind(f'"{key}"')
     if last < 0:
         raise Unreadable(f"no {key} in the reply")
-    found = scan(text, json.JSONDecoder(object_pairs_hook=_distinct, strict=False))
+    found = scan(text, _DECODER)
     owner = found.around(last)
     if owner is not None:
         if any(start >= owner[1] for start in found.broken):
@@ -150,6 +152,9 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             if repr(result[name]) != repr(value):
                 raise Unreadable(f"{excerpt(name)} stands there twice, with different values")
     return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct, strict=False)
 
 
 def _enclosing(text: str, starts: tuple[int, ...], position: int) -> int | None:

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,39 +165,26 @@ class Keeper:
     """Keeps replies that arrive together in one commit. To be used on one event loop.
 
     The commit is made on the loop: in a thread it would wait for the interpreter lock at every
-    row, some milliseconds each.
+    row, some milliseconds each. ``failed`` is told why replies could not be kept.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, failed: Callable[[Exception], None]) -> None:
         self._store = store
-        self._waiting: list[tuple[PaidReply, asyncio.Future[None]]] = []
+        self._failed = failed
+        self._waiting: list[PaidReply] = []
 
-    async def keep(self, reply: PaidReply) -> None:
-        """Return once ``reply`` is kept; it will be, also if the caller is cancelled meanwhile.
-
-        Raises ``sqlite3.Error``.
-        """
-        loop = asyncio.get_running_loop()
-        kept = loop.create_future()
+    def keep(self, reply: PaidReply) -> None:
+        """``reply`` is kept before the loop does anything else that it does not know of yet."""
         if not self._waiting:
-            loop.call_soon(self.flush)
-        self._waiting.append((reply, kept))
-        await kept
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._waiting.append(reply)
 
     def flush(self) -> None:
         """Keep what waits."""
         batch, self._waiting = self._waiting, []
         if not batch:
             return
-        failure: Exception | None = None
         try:
-            self._store.keep([reply for reply, _ in batch])
-        except Exception as error:  # whatever it is, nobody may be left waiting
-            failure = error
-        for _, kept in batch:
-            if kept.done():  # its caller was cancelled
-                continue
-            if failure is None:
-                kept.set_result(None)
-            else:
-                kept.set_exception(failure)
+            self._store.keep(batch)
+        except Exception as error:  # a full disk, say: the verdicts are there all the same
+            self._failed(error)

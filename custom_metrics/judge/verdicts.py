@@ -59,7 +59,7 @@ def read_met(text: str) -> Met:
     keys = list(_KEY.finditer(text))
     if not keys:
         raise Unreadable("no criteria_met in the reply")
-    found = scan(text, json.JSONDecoder(object_pairs_hook=_distinct, strict=False))
+    found = scan(text, _DECODER)
     owner = found.around(keys[-1].start())
     # The last mention has to be this object's own: an object that only precedes it is an example,
     # and one inside an object that does not parse is a quotation without escapes.
@@ -86,6 +86,9 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(set(verdicts)) > 1:
         raise Unreadable("criteria_met stands there twice, with different values")
     return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct, strict=False)
 
 
 def _only_object(value: Any) -> dict[str, Any]:
