@@ -167,12 +167,14 @@ def _document(sample: Mapping[str, Any], task: str) -> Document:
         remark = None
     else:
         grading = doc["grading"]
+        votes = grading.get("votes") or ()
         texts = {s["dimension"]: s["text"] for s in doc["sections"]} or {"total": doc["rubric"]}
         criteria = tuple(
             Graded(
                 s["section"], texts[s["section"]], s["points"], s["section"],
                 None if s["awarded"] is None else s["awarded"] / s["points"] if s["points"] else 1,
-                None, grading["failure"], False, (), tuple(s["breakdown"]),
+                None, grading["failure"], s.get("contradicts_breakdown", False),
+                tuple(_section_vote(vote, s) for vote in votes), tuple(s["breakdown"]),
             )
             for s in grading["sections"]
         )  # fmt: skip
@@ -189,3 +191,10 @@ def _document(sample: Mapping[str, Any], task: str) -> Document:
         tuple(doc["messages"]),
         remark,
     )
+
+
+def _section_vote(vote: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """One opinion on one section: the share of its points, as ``met``."""
+    given = (vote.get("awarded") or {}).get(section["section"])
+    share = None if given is None or not section["points"] else given / section["points"]
+    return {**vote, "met": None if share is None else min(1.0, share)}

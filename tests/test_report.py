@@ -216,6 +216,42 @@ def test_excluded_and_empty_documents_are_named(made_up: Path, tmp_path: Path) -
     assert index["docs"][0]["runs"][0]["met"][0] is None
 
 
+def test_opinions_that_differ_are_counted(made_up: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model-0"
+    folder.mkdir()
+    split = total = 0
+    by_judge: dict[str, list[float]] = {"a #1": [], "b #1": []}
+    for path in (made_up / "model-0").iterdir():
+        lines = path.read_text(encoding="utf-8").split("\n")
+        if path.suffix == ".jsonl":
+            found = [json.loads(line) for line in lines if line]
+            for number, sample in enumerate(found):
+                criteria = sample["doc"]["criteria"]
+                best = sum(c["weight"] for c in criteria if c["weight"] > 0)
+                for k, c in enumerate(criteria):
+                    other = c["met"] if (number + k) % 5 else not c["met"]
+                    split, total = split + (other != c["met"]), total + 1
+                    c["votes"] = [
+                        {"judge": "a", "repeat": 0, "met": c["met"], "explanation": "A's reason"},
+                        {"judge": "b", "repeat": 0, "met": other, "explanation": "B's reason"},
+                    ]
+                for k, points in enumerate(by_judge.values()):
+                    points.append(sum(c["weight"] * c["votes"][k]["met"] for c in criteria) / best)
+            lines = [json.dumps(sample) for sample in found]
+        (folder / path.name).write_text("\n".join(lines), encoding="utf-8")
+    page = report(folder, out=tmp_path / "r.html")
+    (card,) = page.xpath("//section[@id='trust']//div[h3='Do the judges agree?']")
+    told = [text.text_content() for text in card.xpath(".//dd")]
+    assert told[:2] == [str(total), f"{split} ({100 * split / total:.0f}%)"]
+    assert told[2:] == [f"{max(0, sum(p) / len(p)):.3f}" for p in by_judge.values()]
+    assert "not known" not in page.xpath("//section[@id='trust']")[0].text_content()
+    index = unpacked(page, "index")
+    flags = [flag for doc in index["docs"] for flag in doc["runs"][0].get("flags", [])]
+    assert sum(flag & 2 != 0 for flag in flags) == split
+    notes = unpacked(page, "block-0")[0]["runs"][0]["notes"][0]
+    assert [vote.split(": ", 1)[0] for vote in notes["votes"]] == ["a #1", "b #1"]
+
+
 # --- safety --------------------------------------------------------------------------------------
 
 

@@ -186,7 +186,8 @@ def _note(criterion: Graded) -> dict[str, Any]:
 
 
 def _vote(vote: Mapping[str, Any]) -> str:
-    said = {True: "met", False: "not met", None: "no verdict"}[vote.get("met")]
+    met = vote.get("met")
+    said = {1: "met", 0: "not met", None: "no verdict"}.get(met) or f"{100 * float(met or 0):.0f}%"
     why = vote.get("explanation") or vote.get("failure") or ""
     return visible(
         f"{vote.get('judge')} #{int(vote.get('repeat') or 0) + 1}: {said}. {why}".strip()

@@ -37,6 +37,13 @@ SECTIONS = {
     "law": "Statutes 法条依据",
 }
 
+# Metrics of a panel of judges, as its results hold them.
+AGREEMENT = {
+    "judge_split": "Share of split questions, mean over documents",
+    "judge_alpha": "Krippendorff's α",
+    "judge_sd": "Standard deviation of the score between opinions",
+}
+
 STATUSES = {"answered": "", "empty": "empty answer", "cut_in_reasoning": "cut off in its reasoning"}
 
 

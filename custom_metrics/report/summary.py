@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from custom_metrics import plawbench, prbench, statistics
-from custom_metrics.report.labels import AXES, SECTIONS, SUBSETS, leaderboards
+from custom_metrics.report.labels import AGREEMENT, AXES, SECTIONS, SUBSETS, leaderboards
 from custom_metrics.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Graded, Run
 
 Z95 = 1.959964  # two-sided 95%
@@ -114,7 +114,9 @@ class Trust:
     judge_share: float
     split: int
     voted: int
+    heaviest_split: tuple[tuple[Document, Graded], ...]
     opinions: tuple[tuple[str, float], ...]
+    agreement: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -489,7 +491,13 @@ def _trust(
         judge_share=judge_share(documents),
         split=sum(is_split(c) for c in voted),
         voted=len(voted),
+        heaviest_split=_heaviest_split(documents),
         opinions=tuple(_opinions(documents)),
+        agreement=tuple(
+            (label, found.value)
+            for metric, label in AGREEMENT.items()
+            if (found := stated(row, metric)).known
+        ),
     )
 
 
@@ -500,6 +508,11 @@ def _count(metadata: Mapping[str, Any], name: str) -> int:
 def is_split(criterion: Graded) -> bool:
     """Whether the opinions on it differ; those that failed are none."""
     return len({v.get("met") for v in criterion.votes if v.get("met") is not None}) > 1
+
+
+def _heaviest_split(documents: Sequence[Document]) -> tuple[tuple[Document, Graded], ...]:
+    found = [(doc, c) for doc in documents for c in doc.criteria if is_split(c)]
+    return tuple(sorted(found, key=lambda pair: -abs(pair[1].weight))[:_LISTED])
 
 
 def _scores_by_opinion(doc: Document) -> dict[str, float]:
