@@ -69,6 +69,7 @@ def write_run(
                 "test_split": "finance",
                 "metadata": {
                     "version": 1.0,
+                    "lm_eval_rubrics": "0.1.0",
                     "judge": {"model": "judge", "prompt": "builtin"},
                     "judge_prompt": {"name": "builtin", "user": {"sha256": "0" * 64}},
                     "dataset": {"origin": "made up", "fingerprint": "1" * 64},
