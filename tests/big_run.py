@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,32 @@ def write_run(
     }
     (folder / f"results_{STAMP}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
+
+
+def changed_run(source: Path, folder: Path, change: Callable[[list[Any]], None]) -> Path:
+    """A copy of a model's folder in ``folder``, its samples changed in place."""
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            found = [json.loads(line) for line in text.split("\n") if line]
+            change(found)
+            text = "".join(json.dumps(sample) + "\n" for sample in found)
+        (folder / path.name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def second_answers(found: list[Any]) -> None:
+    """Give every document another answer, which does the opposite of the first."""
+    for sample in found:
+        doc = sample["doc"]
+        first = {name: doc.pop(name) for name in ("answer", "answer_status", "criteria")}
+        other = [
+            {**c, "met": not c["met"], "explanation": f"Otherwise: {c['explanation']}"}
+            for c in first["criteria"]
+        ]
+        second = {**first, "answer": f"Another *{doc['id']}*", "criteria": other}
+        doc["answers"] = [first, second]
 
 
 def _samples(

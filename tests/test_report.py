@@ -19,7 +19,7 @@ import hostile
 import lxml.html
 import pyarrow.parquet as parquet
 import pytest
-from big_run import TASK, write_run
+from big_run import TASK, changed_run, second_answers, write_run
 from commands import metrics, results, samples
 
 import lm_eval_tasks
@@ -149,7 +149,7 @@ def test_every_document_and_criterion_is_in_the_page(made_up: Path, tmp_path: Pa
             assert texts["messages"] == [
                 [m["role"], m["content"]] for m in sample["doc"]["messages"]
             ]
-            mine = texts["runs"][number]
+            (mine,) = texts["runs"][number]
             assert mine["answer"] == sample["doc"]["answer"]
             assert [note["reason"] for note in mine["notes"]] == [
                 c["explanation"] for c in sample["doc"]["criteria"]
@@ -189,18 +189,14 @@ def test_without_samples_there_are_the_scores(made_up: Path, tmp_path: Path) -> 
 
 
 def test_excluded_and_empty_documents_are_named(made_up: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model-0"
-    folder.mkdir()
-    for path in (made_up / "model-0").iterdir():
-        lines = path.read_text(encoding="utf-8").split("\n")
-        if path.suffix == ".jsonl":
-            excluded, empty, cut = (json.loads(line) for line in lines[:3])
-            excluded["doc"]["criteria"][0].update(met=None, failure="no JSON in the reply")
-            excluded.update(clipped_score=math.nan, judge_coverage=0.0)
-            empty["doc"].update(answer="", answer_status="empty")
-            cut["doc"].update(answer="", answer_status="cut_in_reasoning")
-            lines[:3] = [json.dumps(s) for s in (excluded, empty, cut)]
-        (folder / path.name).write_text("\n".join(lines), encoding="utf-8")
+    def change(found: list[Any]) -> None:
+        excluded, empty, cut = found[:3]
+        excluded["doc"]["criteria"][0].update(met=None, failure="no JSON in the reply")
+        excluded.update(clipped_score=math.nan, judge_coverage=0.0)
+        empty["doc"].update(answer="", answer_status="empty")
+        cut["doc"].update(answer="", answer_status="cut_in_reasoning")
+
+    folder = changed_run(made_up / "model-0", tmp_path / "model-0", change)
     page = report(folder, out=tmp_path / "r.html")
     facts = page.xpath("//section[@id='trust']//dl")[0]
     told = {
@@ -217,28 +213,25 @@ def test_excluded_and_empty_documents_are_named(made_up: Path, tmp_path: Path) -
 
 
 def test_opinions_that_differ_are_counted(made_up: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model-0"
-    folder.mkdir()
     split = total = 0
     by_judge: dict[str, list[float]] = {"a #1": [], "b #1": []}
-    for path in (made_up / "model-0").iterdir():
-        lines = path.read_text(encoding="utf-8").split("\n")
-        if path.suffix == ".jsonl":
-            found = [json.loads(line) for line in lines if line]
-            for number, sample in enumerate(found):
-                criteria = sample["doc"]["criteria"]
-                best = sum(c["weight"] for c in criteria if c["weight"] > 0)
-                for k, c in enumerate(criteria):
-                    other = c["met"] if (number + k) % 5 else not c["met"]
-                    split, total = split + (other != c["met"]), total + 1
-                    c["votes"] = [
-                        {"judge": "a", "repeat": 0, "met": c["met"], "explanation": "A's reason"},
-                        {"judge": "b", "repeat": 0, "met": other, "explanation": "B's reason"},
-                    ]
-                for k, points in enumerate(by_judge.values()):
-                    points.append(sum(c["weight"] * c["votes"][k]["met"] for c in criteria) / best)
-            lines = [json.dumps(sample) for sample in found]
-        (folder / path.name).write_text("\n".join(lines), encoding="utf-8")
+
+    def change(found: list[Any]) -> None:
+        nonlocal split, total
+        for number, sample in enumerate(found):
+            criteria = sample["doc"]["criteria"]
+            best = sum(c["weight"] for c in criteria if c["weight"] > 0)
+            for k, c in enumerate(criteria):
+                other = c["met"] if (number + k) % 5 else not c["met"]
+                split, total = split + (other != c["met"]), total + 1
+                c["votes"] = [
+                    {"judge": "a", "repeat": 0, "met": c["met"], "explanation": "A's reason"},
+                    {"judge": "b", "repeat": 0, "met": other, "explanation": "B's reason"},
+                ]
+            for k, points in enumerate(by_judge.values()):
+                points.append(sum(c["weight"] * c["votes"][k]["met"] for c in criteria) / best)
+
+    folder = changed_run(made_up / "model-0", tmp_path / "model-0", change)
     page = report(folder, out=tmp_path / "r.html")
     (card,) = page.xpath("//section[@id='trust']//div[h3='Do the judges agree?']")
     told = [text.text_content() for text in card.xpath(".//dd")]
@@ -248,8 +241,24 @@ def test_opinions_that_differ_are_counted(made_up: Path, tmp_path: Path) -> None
     index = unpacked(page, "index")
     flags = [flag for doc in index["docs"] for flag in doc["runs"][0].get("flags", [])]
     assert sum(flag & 2 != 0 for flag in flags) == split
-    notes = unpacked(page, "block-0")[0]["runs"][0]["notes"][0]
+    notes = unpacked(page, "block-0")[0]["runs"][0][0]["notes"][0]
     assert [vote.split(": ", 1)[0] for vote in notes["votes"]] == ["a #1", "b #1"]
+
+
+def test_several_answers_to_a_document_are_all_there(made_up: Path, tmp_path: Path) -> None:
+    folder = changed_run(made_up / "model-0", tmp_path / "model-0", second_answers)
+    page = report(folder, out=tmp_path / "r.html")
+    sample = samples(folder, TASK)[0]
+    index, texts = unpacked(page, "index"), unpacked(page, "block-0")[0]
+    (answers,) = texts["runs"]
+    assert [a["answer"] for a in answers] == [a["answer"] for a in sample["doc"]["answers"]]
+    assert [a["met"] for a in answers] == [
+        [c["met"] for c in a["criteria"]] for a in sample["doc"]["answers"]
+    ]
+    assert set(index["docs"][0]["runs"][0]["met"]) == {0.5}  # one met it, the other did not
+    cards = {card.findtext("h3"): card for card in page.xpath("//section[@id='lost']//div[h3]")}
+    missed = cards["Missed, by weight"].xpath(".//tbody/tr")
+    assert {row[3].text_content() for row in missed} == {"50%"}
 
 
 # --- safety --------------------------------------------------------------------------------------

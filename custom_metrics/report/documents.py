@@ -18,7 +18,7 @@ import orjson
 from custom_metrics.report.labels import AXES, STATUSES, SUBSETS, category_label
 from custom_metrics.report.summary import Summary, is_split, tasks_of
 from custom_metrics.report.text import markdown, visible
-from custom_metrics.results import PLAWBENCH, Document, Graded
+from custom_metrics.results import PLAWBENCH, Answered, Document, Graded
 
 _BLOCK_CHARACTERS = 400_000
 _TITLE_CHARACTERS = 160
@@ -84,7 +84,8 @@ def pack(summary: Summary) -> Packed:
         texts = _texts(present, docs)
         waiting.append(texts)
         size += sum(len(m[1]) for m in texts["messages"])
-        size += sum(len(r["answer"]) * 3 for r in texts["runs"] if r) + 300 * len(texts["criteria"])
+        answers = [answer for answers in texts["runs"] for answer in answers or ()]
+        size += sum(3 * len(a["answer"]) + 300 * len(a["notes"]) for a in answers)
         if size > _BLOCK_CHARACTERS:
             blocks.append(_packed(waiting))
             waiting, size = [], 0
@@ -137,18 +138,29 @@ def _entry(
         "points": doc.benchmark == PLAWBENCH,
         "weights": [_plain(c.weight) for c in doc.criteria],
         "categories": [categories.of(category_label(c.category)) for c in doc.criteria],
-        "runs": [_verdicts(other, len(doc.criteria)) if other else None for other in docs],
+        "runs": [_verdicts(other) if other else None for other in docs],
     }
 
 
-def _verdicts(doc: Document, count: int) -> dict[str, Any]:
-    flags = [_CONTRADICTS * c.contradicts + _SPLIT * is_split(c) for c in doc.criteria]
+def _verdicts(doc: Document) -> dict[str, Any]:
+    """What the list needs: of several answers to a document the mean verdicts and every flag."""
+    each = list(zip(*(answer.criteria for answer in doc.answers), strict=True))
+    flags = [
+        _CONTRADICTS * any(c.contradicts for c in same) + _SPLIT * any(is_split(c) for c in same)
+        for same in each
+    ]
+    statuses = [_STATUSES.index(answer.status) for answer in doc.answers]
     return {
         "score": None if math.isnan(doc.score) else doc.score,
-        "status": _STATUSES.index(doc.status) if doc.status in _STATUSES else 1,
-        "met": [None if c.met is None else _plain(c.met) for c in doc.criteria][:count],
+        "status": max(statuses),
+        "met": [_mean([c.met for c in same]) for same in each],
         **({"flags": flags} if any(flags) else {}),
     }
+
+
+def _mean(met: Sequence[float | None]) -> float | int | None:
+    known = [value for value in met if value is not None]
+    return _plain(sum(known) / len(known)) if len(known) == len(met) else None
 
 
 def _plain(number: float) -> float | int:
@@ -159,16 +171,21 @@ def _texts(doc: Document, docs: Sequence[Document | None]) -> dict[str, Any]:
     return {
         "messages": [[visible(m["role"]), visible(m["content"])] for m in doc.messages],
         "criteria": [visible(c.text) for c in doc.criteria],
-        "runs": [None if other is None else _run_texts(other) for other in docs],
+        "runs": [
+            None if other is None else [_answer_texts(answer) for answer in other.answers]
+            for other in docs
+        ],
     }
 
 
-def _run_texts(doc: Document) -> dict[str, Any]:
+def _answer_texts(answer: Answered) -> dict[str, Any]:
     return {
-        "answer": visible(doc.answer),
-        "html": markdown(doc.answer),
-        "notes": [_note(c) for c in doc.criteria],
-        "remark": visible(doc.remark) if doc.remark else None,
+        "answer": visible(answer.text),
+        "html": markdown(answer.text),
+        "status": _STATUSES.index(answer.status),
+        "met": [None if c.met is None else _plain(c.met) for c in answer.criteria],
+        "notes": [_note(c) for c in answer.criteria],
+        "remark": visible(answer.remark) if answer.remark else None,
     }
 
 
@@ -181,6 +198,8 @@ def _note(criterion: Graded) -> dict[str, Any]:
             for b in criterion.breakdown
         ],
         "votes": [_vote(vote) for vote in criterion.votes],
+        "contradicts": criterion.contradicts,
+        "split": is_split(criterion),
     }
     return {name: value for name, value in note.items() if value}
 

@@ -94,10 +94,10 @@ def _section_charts(section: Section) -> list[charts.Chart]:
         return []
     name = _file_name(f"{section.suite}-{section.run.label}")
     scores = [doc.score for doc in scored]
-    answered = [doc for doc in scored if doc.answer]
+    answered = [doc for doc in scored if any(answer.text for answer in doc.answers)]
     found = [charts.distribution(f"{name}-distribution", scores)]
     if len(answered) > 1:
-        lengths = [len(doc.answer) for doc in answered]
+        lengths = [sum(len(a.text) for a in doc.answers) // len(doc.answers) for doc in answered]
         found.append(
             charts.length_and_score(f"{name}-length", lengths, [doc.score for doc in answered])
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -411,16 +411,14 @@ def _facts(run: Run, tasks: Sequence[str]) -> list[tuple[str, str]]:
 
 def lost_points(documents: Sequence[Document], run: Run, runs: Sequence[Run]) -> Lost:
     """Missed criteria and harm done, in documents with verdicts."""
-    pairs = [(doc, c) for doc in documents for c in doc.criteria if c.met is not None]
+    pairs = [(doc, c) for doc in documents for c in all_criteria(doc) if c.met is not None]
     missable = [(doc, c) for doc, c in pairs if c.weight > 0]
     harmful = [(doc, c) for doc, c in pairs if c.weight < 0]
     elsewhere = Counter(
-        (doc.id, c.id)
+        key
         for other in runs
         if other is not run
-        for doc in {d.id: d for d in other.documents}.values()
-        for c in doc.criteria
-        if is_lost(c)
+        for key in {(d.id, c.id) for d in other.documents for c in all_criteria(d) if is_lost(c)}
     )
     return Lost(
         _kinds(missable, lambda c: c.category),
@@ -430,6 +428,11 @@ def lost_points(documents: Sequence[Document], run: Run, runs: Sequence[Run]) ->
         _costliest(missable, elsewhere),
         _costliest(harmful, elsewhere),
     )
+
+
+def all_criteria(doc: Document) -> Iterator[Graded]:
+    """The criteria of every answer to it; most runs have one."""
+    return (criterion for answer in doc.answers for criterion in answer.criteria)
 
 
 def is_lost(criterion: Graded) -> bool:
@@ -458,8 +461,10 @@ def _costliest(
 ) -> tuple[Costly, ...]:
     """The heaviest first; of equal weight those that more runs lost, then that cost more."""
     found = []
+    seen = set()  # of several answers to a document, the first that lost it
     for doc, criterion in pairs:
-        if is_lost(criterion):
+        if is_lost(criterion) and (doc.id, criterion.id) not in seen:
+            seen.add((doc.id, criterion.id))
             best = sum(c.weight for c in doc.criteria if c.weight > 0)
             cost = abs(criterion.weight) / best if best else _NAN
             runs = 1 + elsewhere.get((doc.id, criterion.id), 0)
@@ -476,17 +481,17 @@ def _trust(
 ) -> Trust:
     row = run.rows[suite]
     low, high = (stated(row, f"{PRIMARY[benchmark]}_{end}").value for end in ("low", "high"))
-    voted = [c for doc in documents for c in doc.criteria if len(c.votes) > 1]
+    voted = [c for doc in documents for c in all_criteria(doc) if len(c.votes) > 1]
     return Trust(
         documents=len(documents) or int(row.get("sample_len") or 0),
         scored=sum(not math.isnan(doc.score) for doc in documents),
         excluded=tuple(doc for doc in documents if math.isnan(doc.score)),
-        empty=tuple(doc for doc in documents if doc.status == "empty"),
-        cut=tuple(doc for doc in documents if doc.status == "cut_in_reasoning"),
+        empty=_with_status(documents, "empty"),
+        cut=_with_status(documents, "cut_in_reasoning"),
         prompts_cut=sum(_count(_metadata(run, t), "prompts_cut") for t in tasks),
         answers_shortened=sum(_count(_metadata(run, t), "answers_shortened") for t in tasks),
         bounds=(low, high) if low < high else None,
-        contradictions=sum(c.contradicts for doc in documents for c in doc.criteria),
+        contradictions=sum(c.contradicts for doc in documents for c in all_criteria(doc)),
         smallest_difference=smallest_difference(documents, benchmark, run),
         judge_share=judge_share(documents),
         split=sum(is_split(c) for c in voted),
@@ -501,6 +506,10 @@ def _trust(
     )
 
 
+def _with_status(documents: Sequence[Document], status: str) -> tuple[Document, ...]:
+    return tuple(doc for doc in documents if any(a.status == status for a in doc.answers))
+
+
 def _count(metadata: Mapping[str, Any], name: str) -> int:
     return int((metadata.get(name) or {}).get("count") or 0)
 
@@ -511,12 +520,12 @@ def is_split(criterion: Graded) -> bool:
 
 
 def _heaviest_split(documents: Sequence[Document]) -> tuple[tuple[Document, Graded], ...]:
-    found = [(doc, c) for doc in documents for c in doc.criteria if is_split(c)]
+    found = [(doc, c) for doc in documents for c in all_criteria(doc) if is_split(c)]
     return tuple(sorted(found, key=lambda pair: -abs(pair[1].weight))[:_LISTED])
 
 
 def _scores_by_opinion(doc: Document) -> dict[str, float]:
-    """The document's score by each judge and repeat that gave every verdict."""
+    """The first answer's score by each judge and repeat that gave every verdict."""
     by_opinion: dict[str, list[tuple[float, float]]] = {}
     for criterion in doc.criteria:
         for vote in criterion.votes:

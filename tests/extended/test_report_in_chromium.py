@@ -30,7 +30,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import hostile
-from big_run import TASK, write_run
+from big_run import TASK, changed_run, second_answers, write_run
 from commands import samples
 
 from custom_metrics.cli import main
@@ -275,6 +275,23 @@ def test_another_run_is_shown_everywhere(page: Page, folder: Path, two_runs: Pat
     page.choose("#order", "Lowest score first")
     low = f"{min(second.values()):.3f}".replace("-", "−")
     page.wait(lambda: page.one("#list .score").text == low)
+
+
+def test_another_answer_is_shown_with_its_verdicts(
+    page: Page, folder: Path, tmp_path: Path
+) -> None:
+    made = changed_run(folder / "model-0", tmp_path / "model-0", second_answers)
+    assert main(["report", str(made), "-o", str(tmp_path / "report.html")]) == 0
+    page.open(tmp_path / "report.html", f"#doc={TASK}%2Fmade-up-0004")
+    first = page.wait(lambda: [tag.text for tag in page.all(".criterion .line .tag:first-child")])
+    page.choose("section[aria-labelledby=answer-title] select", "2 of 2")
+    page.wait(lambda: page.one("section[aria-labelledby=answer-title] .rendered").text
+              == "Another made-up-0004")  # fmt: skip
+    second = [tag.text for tag in page.all(".criterion .line .tag:first-child")]
+    good = ("✓ met", "✓ avoided")
+    assert [text in good for text in second] == [text not in good for text in first]
+    assert page.one(".criterion .reason").text.startswith("Otherwise: ")
+    assert page.complaints() == []
 
 
 def test_the_whole_page_by_keyboard(page: Page, two_runs: Path) -> None:

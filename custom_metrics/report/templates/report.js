@@ -79,7 +79,7 @@ let texts = null; // document number → lower-case text, once somebody searched
 let opened = null;
 let counter = 0; // of searches, so that a slow one does not overwrite a later one
 
-const chosen = { run: 0, suite: 0 };
+const chosen = { run: 0, suite: 0, answer: 0 }; // numbers
 const docsOfSuite = () => index.docs.filter((doc) => doc.suites.includes(chosen.suite));
 
 function switchSections() {
@@ -137,9 +137,9 @@ function passesVerdict(doc, wanted, category) {
 
 function haystack(texts) {
   const parts = [...texts.messages.map((m) => m[1]), ...texts.criteria];
-  for (const run of texts.runs.filter(Boolean)) {
-    parts.push(run.answer, run.remark || "");
-    for (const note of run.notes) {
+  for (const answer of texts.runs.filter(Boolean).flat()) {
+    parts.push(answer.answer, answer.remark || "");
+    for (const note of answer.notes) {
       parts.push(note.reason || "", ...(note.breakdown || []).map((b) => `${b[0]} ${b[2]}`), ...(note.votes || []));
     }
   }
@@ -256,13 +256,29 @@ function message([role, text]) {
   return el("div", { class: `message ${role}` }, el("div", { class: "role" }, role), folded(written(text), text.length));
 }
 
-function answerCard(run, texts) {
+// One of several answers to a document; most runs have one.
+function answerChoice(doc, answers) {
+  if (answers.length < 2) return null;
+  const select = el("select", {
+    onchange: (e) => {
+      chosen.answer = Number(e.target.value);
+      show(doc, false);
+    },
+  }, ...answers.map((_, n) => option(n, `${n + 1} of ${answers.length}`)));
+  select.value = String(chosen.answer);
+  return el("label", { class: "note" }, "Answer ", select);
+}
+
+function answerCard(doc, answers) {
+  const texts = answers[chosen.answer];
   const card = el("section", { class: "card", "aria-labelledby": "answer-title" });
   const place = el("div");
   const draw = (asWritten) => place.replaceChildren(
     texts.html && !asWritten ? rendered(texts.html) : written(texts.answer));
   card.append(el("div", { class: "head" }, el("h3", { id: "answer-title" }, "Answer")));
-  if (run.status !== 0) card.append(el("p", { class: "warning" }, `No answer to grade: ${index.statuses[run.status]}.`));
+  const choice = answerChoice(doc, answers);
+  if (choice) card.firstChild.append(choice);
+  if (texts.status !== 0) card.append(el("p", { class: "warning" }, `No answer to grade: ${index.statuses[texts.status]}.`));
   if (texts.answer && texts.html) {
     const button = el("button", {
       type: "button", "aria-pressed": "false",
@@ -280,21 +296,20 @@ function answerCard(run, texts) {
 }
 
 function criterion(doc, texts, i) {
-  const run = doc.runs[chosen.run];
-  const mine = texts.runs[chosen.run];
+  const mine = texts.runs[chosen.run] && texts.runs[chosen.run][chosen.answer];
   const weight = doc.weights[i];
-  const met = run ? run.met[i] : null;
+  const met = mine ? mine.met[i] : null;
   const points = doc.points && met !== null && met !== undefined ? met * weight : null;
   const kind = outcome(weight, met);
   const line = el("div", { class: "line" },
     verdictTag(weight, met, points),
     doc.points ? null : el("span", { class: `tag weight ${weight < 0 ? "minus" : ""}` }, `weight ${number(weight, 2)}`),
     el("span", { class: "muted" }, index.categories[doc.categories[i]]));
-  if (run && flagged(doc, run, i, 1)) line.append(el("span", { class: "tag bad" }, "reason contradicts verdict"));
-  if (run && flagged(doc, run, i, 2)) line.append(el("span", { class: "tag bad" }, "judges disagree"));
+  const noted = mine ? mine.notes[i] : null;
+  if (noted && noted.contradicts) line.append(el("span", { class: "tag bad" }, "reason contradicts verdict"));
+  if (noted && noted.split) line.append(el("span", { class: "tag bad" }, "judges disagree"));
   const item = el("li", { class: `criterion ${kind === GOOD ? "good" : kind === NONE ? "" : "bad"}` },
     line, folded(el("div", { class: "text", dir: "auto" }, texts.criteria[i]), texts.criteria[i].length));
-  const noted = mine ? mine.notes[i] : null;
   if (noted && noted.reason) item.append(el("div", { class: "reason", dir: "auto" }, noted.reason));
   for (const [name, points, why] of (noted && noted.breakdown) || []) {
     item.append(el("div", { class: "reason", dir: "auto" }, `${points === null ? "–" : number(points, 2)} · ${name}\n${why}`));
@@ -318,7 +333,10 @@ function runScores(doc) {
 
 async function show(doc, focus) {
   const texts = await body(doc);
+  const answers = texts.runs[chosen.run];
+  if (opened !== doc || !answers || !answers[chosen.answer]) chosen.answer = 0;
   opened = doc;
+  const mine = answers && answers[chosen.answer];
   const run = doc.runs[chosen.run];
   const place = shown.indexOf(doc);
   const step = (by, label) => {
@@ -333,7 +351,7 @@ async function show(doc, focus) {
       el("a", { class: "button back", href: "#documents" }, "Back to the list"), step(-1, "Previous"), step(1, "Next")),
     el("p", { class: "figure" }, run ? score(run.score) : "–"),
     el("p", { class: "note" }, !run ? `${index.runs[chosen.run]} does not have this document.` :
-      run.score === null ? "Excluded: a criterion has no verdict." : `Score in ${index.runs[chosen.run]}`),
+      run.score === null ? "Excluded: a criterion has no verdict." : `Score in ${index.runs[chosen.run]}` + (answers.length > 1 ? `, the mean of ${answers.length} answers` : "")),
     runScores(doc),
     el("details", null, el("summary", null, "About this document"), el("dl", { class: "facts" }, ...facts)));
   const conversation = el("section", { class: "card", "aria-labelledby": "conversation-title" },
@@ -341,7 +359,7 @@ async function show(doc, focus) {
   const list = el("ol", { class: "criteria" });
   const draw = (lostFirst) => {
     const order = doc.weights.map((_, i) => i);
-    const lost = (i) => [MISSED, HARM, PARTLY].includes(run && outcome(doc.weights[i], run.met[i])) ? Math.abs(doc.weights[i]) : -1;
+    const lost = (i) => [MISSED, HARM, PARTLY].includes(mine && outcome(doc.weights[i], mine.met[i])) ? Math.abs(doc.weights[i]) : -1;
     if (lostFirst) order.sort((a, b) => lost(b) - lost(a) || a - b);
     list.replaceChildren(...order.map((i) => criterion(doc, texts, i)));
   };
@@ -356,9 +374,8 @@ async function show(doc, focus) {
   }, "Lost ones first");
   const criteria = el("section", { class: "card", "aria-labelledby": "criteria-title" },
     el("div", { class: "head" }, el("h3", { id: "criteria-title" }, `Criteria (${doc.weights.length})`), sort), list);
-  const mine = texts.runs[chosen.run];
   if (mine && mine.remark) criteria.append(el("div", { class: "reason", dir: "auto" }, mine.remark));
-  byId("detail").replaceChildren(head, conversation, ...(run && mine ? [answerCard(run, mine)] : []), criteria);
+  byId("detail").replaceChildren(head, conversation, ...(mine ? [answerCard(doc, answers)] : []), criteria);
   byId("browser").classList.add("open");
   markOpen();
   if (focus) {
