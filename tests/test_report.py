@@ -20,9 +20,12 @@ import lxml.html
 import pyarrow.parquet as parquet
 import pytest
 from big_run import TASK, changed_run, second_answers, write_run
-from commands import metrics, results, samples
+from commands import command, judge_arguments, metrics, model_arguments, results, samples
+from recorded import CATEGORIES, CLIPPED, JUDGE_CALLS, NORMALIZED, RecordedRun
+from stub_server import StubServer
 
 import lm_eval_tasks
+from custom_metrics import prbench
 from custom_metrics import results as reading
 from custom_metrics.cli import main
 from custom_metrics.report.text import LONGEST_MARKDOWN, markdown, visible
@@ -176,6 +179,27 @@ def test_real_runs_of_both_benchmarks(tmp_path: Path) -> None:
         case[f"{name}_acc"] for name in ("conclusion", "fact", "reasoning", "law")
     ]
     assert "scores mean nothing" in text
+
+
+def test_the_recorded_run(official_data: Path, official_prompts: Path, tmp_path: Path) -> None:
+    recorded = RecordedRun(official_data, official_prompts)
+    with StubServer(recorded.respond, models=("model", "judge")) as server:
+        done = command(
+            "lm-eval-rubrics", "run", "--tasks", "prbench_finance_hard",
+            "--samples", recorded.samples, *model_arguments(server.url),
+            *judge_arguments(server.url), "--output_path", str(tmp_path / "out"), "--log_samples",
+        )  # fmt: skip
+    assert done.code == 0, done.text
+    page = report(tmp_path / "out", out=tmp_path / "r.html")
+    headline = values(page, "//section[@id='overview']//div[@class='headline']")
+    assert [round(value, 6) for value in headline] == [CLIPPED, NORMALIZED]
+    table = "//section[@id='breakdown']//table[.//th='Rubric category']"
+    names = [prbench.slug(name) for name in page.xpath(f"{table}/tbody//th//bdi/text()")]
+    shown = [round(value, 4) for value in values(page, table)]
+    assert {f"category_{n}": v for n, v in zip(names, shown, strict=True)} == CATEGORIES
+    index = unpacked(page, "index")
+    assert sum(len(doc["weights"]) for doc in index["docs"]) == JUDGE_CALLS
+    assert sum(doc["runs"][0]["score"] < 0 for doc in index["docs"]) == 3
 
 
 def test_without_samples_there_are_the_scores(made_up: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from custom_metrics import plawbench, prbench, statistics
+from custom_metrics import paired, plawbench, prbench, statistics
 from custom_metrics.report.labels import AGREEMENT, AXES, SECTIONS, SUBSETS, leaderboards
 from custom_metrics.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Graded, Run
 
@@ -137,27 +137,24 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Against:
     """A run against the first one on the documents that both scored."""
 
     run: Run
-    estimate: Estimate
-    wins: int
-    ties: int
-    losses: int
-    smallest: float
+    difference: paired.Difference
 
     @property
-    def moved(self) -> int:
-        return self.wins + self.losses
+    def estimate(self) -> Estimate:
+        found = self.difference
+        return Estimate(found.value, found.low, found.high, found.documents)
 
     @property
     def verdict(self) -> str:
-        if not self.estimate.has_interval:
+        if math.isnan(self.difference.low):
             return "too few documents to tell"
-        if self.estimate.low > 0:
-            return "better"
-        return "worse" if self.estimate.high < 0 else "not told apart"
+        if not self.difference.told_apart:
+            return "not told apart"
+        return "better" if self.difference.value > 0 else "worse"
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ class Suite:
     name: str
     benchmark: str
     sections: tuple[Section | None, ...]  # by run
-    differences: tuple[Difference, ...]
+    differences: tuple[Against, ...]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -223,7 +220,7 @@ def _suite(name: str, runs: Sequence[Run]) -> Suite:
     sections = [_section(name, run, runs) if name in run.rows else None for run in runs]
     present = [section for section in sections if section]
     first, *others = present
-    differences = [d for other in others if (d := difference(first, other))]
+    differences = [d for other in others if (d := against(first, other))]
     return Suite(
         name, first.benchmark, tuple(sections), tuple(differences), tuple(_warnings(present))
     )
@@ -492,8 +489,10 @@ def _trust(
         answers_shortened=sum(_count(_metadata(run, t), "answers_shortened") for t in tasks),
         bounds=(low, high) if low < high else None,
         contradictions=sum(c.contradicts for doc in documents for c in all_criteria(doc)),
-        smallest_difference=smallest_difference(documents, benchmark, run),
-        judge_share=judge_share(documents),
+        smallest_difference=_smallest_difference(documents, benchmark, run),
+        judge_share=paired.judge_share(
+            [list(_scores_by_opinion(doc).values()) for doc in documents]
+        ),
         split=sum(is_split(c) for c in voted),
         voted=len(voted),
         heaviest_split=_heaviest_split(documents),
@@ -548,25 +547,10 @@ def _opinions(documents: Sequence[Document]) -> list[tuple[str, float]]:
     return [(key, statistics.clipped_mean(values)) for key, values in sorted(by_key.items())]
 
 
-def judge_share(documents: Sequence[Document]) -> float:
-    """The judge's share of the variance of single verdict sets' scores; NaN without repeats."""
-    sets = [list(_scores_by_opinion(doc).values()) for doc in documents]
-    sets = [values for values in sets if len(values) > 1]
-    if len(sets) < 2:
-        return _NAN
-    within = float(np.mean([np.var(values, ddof=1) for values in sets]))
-    # The variance of means holds a part of the judge's own.
-    noise = float(np.mean([np.var(values, ddof=1) / len(values) for values in sets]))
-    between = max(0.0, float(np.var([np.mean(values) for values in sets], ddof=1)) - noise)
-    return within / (within + between) if within + between else _NAN
-
-
 # --- several runs ----------------------------------------------------------------------------
 
-_POWER_FACTOR = 1.959964 + 0.841621  # two-sided 5%, power 80%
 
-
-def strata(benchmark: str, run: Run, tasks: Sequence[str]) -> dict[str, float]:
+def weights_of(benchmark: str, run: Run, tasks: Sequence[str]) -> dict[str, float]:
     """Each task's weight in the headline score where it is a weighted mean, else empty."""
     subsets = {task: _subset(run, task) for task in tasks}
     if benchmark != PLAWBENCH or set(subsets.values()) != set(plawbench.OVERALL_WEIGHTS):
@@ -574,68 +558,41 @@ def strata(benchmark: str, run: Run, tasks: Sequence[str]) -> dict[str, float]:
     return {task: plawbench.OVERALL_WEIGHTS[subset] for task, subset in subsets.items()}
 
 
-def smallest_difference(documents: Sequence[Document], benchmark: str, run: Run) -> float:
-    """Told apart with 80% power from another run as large and as spread out, if the two runs'
-    scores were independent; paired scores tell smaller ones."""
-    weights = strata(benchmark, run, sorted({doc.task for doc in documents}))
+def _smallest_difference(documents: Sequence[Document], benchmark: str, run: Run) -> float:
+    """What two runs like this one tell apart, their scores taken as independent."""
+    scored = [doc for doc in documents if not math.isnan(doc.score)]
+    weights = weights_of(benchmark, run, sorted({doc.task for doc in scored}))
     by_task: dict[str, list[float]] = {}
-    for doc in documents:
+    for doc in scored:
         by_task.setdefault(doc.task if weights else "", []).append(doc.score)
-    return _POWER_FACTOR * math.sqrt(2) * _error(by_task, weights)
+    return paired.smallest_difference_alone(
+        [(np.array(scores), weights.get(task, 1.0)) for task, scores in by_task.items()]
+    )
 
 
-def _error(by_task: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> float:
-    total = 0.0
-    for task, values in by_task.items():
-        stderr = statistics.mean_stderr(values)
-        if isinstance(stderr, str):
-            return _NAN
-        total += (weights.get(task, 1.0) * stderr) ** 2
-    return math.sqrt(total) if by_task else _NAN
-
-
-def difference(first: Section, second: Section) -> Difference | None:
-    """``second`` minus ``first`` on shared documents; None if they share none that both scored."""
+def against(first: Section, second: Section) -> Against | None:
+    """``second`` minus ``first`` on shared documents; None where too few of them have scores."""
     theirs = {(doc.task, doc.id): doc.score for doc in second.documents}
     pairs = [
         (doc.task, doc.score, theirs[doc.task, doc.id])
         for doc in first.documents
-        if not math.isnan(doc.score) and not math.isnan(theirs.get((doc.task, doc.id), _NAN))
+        if not math.isnan(doc.score + theirs.get((doc.task, doc.id), _NAN))
     ]
-    if not pairs:
+    weights = weights_of(first.benchmark, first.run, sorted({task for task, _, _ in pairs}))
+    if not pairs or ("overall" in first.run.rows[first.suite] and not weights):
         return None
-    weights = strata(first.benchmark, first.run, sorted({task for task, _, _ in pairs}))
-    changes: dict[str, list[float]] = {}
+    by_task: dict[str, list[tuple[float, float]]] = {}
     for task, before, after in pairs:
-        changes.setdefault(task if weights else "", []).append(after - before)
-    if first.benchmark == PRBENCH:
-        value, low, high = _clipped_difference(pairs)
-    else:
-        value = sum(weights.get(t, 1.0) * float(np.mean(c)) for t, c in changes.items())
-        error = _error(changes, weights)
-        low, high = value - Z95 * error, value + Z95 * error
-    moves = [after - before for _, before, after in pairs]
-    return Difference(
-        second.run,
-        Estimate(value, low, high, len(pairs)),
-        wins=sum(move > 1e-9 for move in moves),
-        ties=sum(abs(move) <= 1e-9 for move in moves),
-        losses=sum(move < -1e-9 for move in moves),
-        smallest=_POWER_FACTOR * _error(changes, weights),
-    )
-
-
-def _clipped_difference(pairs: Sequence[tuple[str, float, float]]) -> tuple[float, float, float]:
-    """The difference of clipped means, and the interval of a paired bootstrap (seeded)."""
-    before, after = (np.array([pair[k] for pair in pairs]) for k in (1, 2))
-    value = max(0.0, after.mean()) - max(0.0, before.mean())
-    if len(pairs) < 2:
-        return float(value), _NAN, _NAN
-    rng = np.random.default_rng(statistics.BOOTSTRAP_SEED)
-    chosen = rng.integers(len(pairs), size=(statistics.BOOTSTRAP_DRAWS, len(pairs)), dtype=np.int32)
-    draws = np.maximum(after[chosen].mean(axis=1), 0) - np.maximum(before[chosen].mean(axis=1), 0)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return float(value), float(low), float(high)
+        by_task.setdefault(task if weights else "", []).append((before, after))
+    strata = [
+        paired.Stratum(
+            np.array([before for before, _ in scores]),
+            np.array([after for _, after in scores]),
+            weights.get(task, 1.0),
+        )
+        for task, scores in by_task.items()
+    ]
+    return Against(second.run, paired.difference(strata, clip=first.benchmark == PRBENCH))
 
 
 # --- leaderboards ----------------------------------------------------------------------------
