@@ -92,6 +92,20 @@ def _dispatch(arguments: list[str]) -> int:
     report.add_argument("--parquet", metavar="FILE", help="the same as parquet")
     report.add_argument("--plots", metavar="DIR", help="also the charts, as files")
     report.add_argument("--plot_format", choices=("svg", "png"), default="svg")
+    compare = commands.add_parser("compare", help="two runs, on the documents of both")
+    compare.add_argument(
+        "first", metavar="A", help="a model's folder of results, or a results file"
+    )
+    compare.add_argument("second", metavar="B", help="the same of the other run")
+    compare.add_argument("--json", action="store_true", help="everything, for programs")
+    compare.add_argument(
+        "--anyway", action="store_true", help="also where judge, prompts, data or versions differ"
+    )
+    agree = commands.add_parser("agree", help="two judges, or a judge and people, on one answer")
+    agree.add_argument("first", metavar="A", help="a model's folder of results, or a file")
+    agree.add_argument("second", metavar="B", nargs="?", help="the same answers by another judge")
+    agree.add_argument("--labels", metavar="CSV", help="people's: document, criterion, label")
+    agree.add_argument("--json", action="store_true", help="everything, for programs")
     fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
     fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
     fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
@@ -107,6 +121,10 @@ def _dispatch(arguments: list[str]) -> int:
         _score(parsed)
     elif parsed.command == "report":
         _report(parsed)
+    elif parsed.command == "compare":
+        _compare(parsed)
+    elif parsed.command == "agree":
+        _agree(parsed)
     elif parsed.command == "fetch":
         _fetch(parsed)
     elif parsed.command == "estimate":
@@ -232,6 +250,35 @@ def _report(parsed: argparse.Namespace) -> None:
     if parsed.plots:
         written = plots(runs, Path(parsed.plots).expanduser(), parsed.plot_format)
         print(f"{parsed.plots}: {len(written)} charts")
+
+
+def _compare(parsed: argparse.Namespace) -> None:
+    from custom_metrics.compare import as_json, compare, console, show
+    from custom_metrics.results import read_run, told_apart
+
+    first, second = told_apart([read_run(parsed.first), read_run(parsed.second)])
+    comparison = compare(first, second, anyway=parsed.anyway)
+    if parsed.json:
+        print(as_json(comparison))
+    else:
+        show(comparison, console())
+
+
+def _agree(parsed: argparse.Namespace) -> None:
+    from custom_metrics.agree import agree, as_json, read_labels, show
+    from custom_metrics.compare import console
+    from custom_metrics.results import read_run, told_apart
+
+    if parsed.second is None and parsed.labels is None:
+        raise ConfigError("agree: with what? Give a second run, or --labels")
+    given = [parsed.first, *([parsed.second] if parsed.second else [])]
+    runs = told_apart([read_run(path) for path in given])
+    labels = read_labels(parsed.labels) if parsed.labels else None
+    found = agree(runs, labels)
+    if parsed.json:
+        print(as_json(found))
+    else:
+        show(found, console())
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

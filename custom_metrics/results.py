@@ -198,7 +198,7 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
             what = "results of this project's tasks" if found else "results_*.json"
             raise DataError(f"{path}: no {what} in it; give what run or score wrote")
         runs.update(judged)
-    return _told_apart(list(runs.values()))
+    return told_apart(list(runs.values()))
 
 
 def read_run(path: str) -> Run:
@@ -438,8 +438,8 @@ def _short(model: str) -> str:
     return re.sub(r"\.jsonl?\Z", "", model.rstrip("/").rpartition("/")[2])
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """Runs of one model are labelled by what is not the same: the judge, the folder or the date."""
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Runs of one label are labelled by what is not the same: the judge, the folder or the date."""
     ways: tuple[Callable[[Run], str], ...] = (
         lambda run: ", ".join(sorted({run.provenance(task).judge_name for task in run.configs})),
         lambda run: run.path.parent.name,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from custom_metrics import paired, plawbench, prbench, statistics
+from custom_metrics.compare import differences
 from custom_metrics.report.labels import AGREEMENT, AXES, SECTIONS, SUBSETS, leaderboards
 from custom_metrics.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Graded, Run
 
@@ -220,19 +221,23 @@ def _suite(name: str, runs: Sequence[Run]) -> Suite:
     sections = [_section(name, run, runs) if name in run.rows else None for run in runs]
     present = [section for section in sections if section]
     first, *others = present
-    differences = [d for other in others if (d := against(first, other))]
+    compared = [d for other in others if (d := against(first, other))]
     return Suite(
-        name, first.benchmark, tuple(sections), tuple(differences), tuple(_warnings(present))
+        name, first.benchmark, tuple(sections), tuple(compared), tuple(_warnings(first, others))
     )
 
 
-def _warnings(sections: Sequence[Section]) -> list[str]:
-    """What the runs of one suite do not share, though a comparison needs it."""
+def _warnings(first: Section, others: Sequence[Section]) -> list[str]:
+    """What other runs do not share with the first one, though a comparison needs it."""
     found = []
-    for label in ("Judge", "Judge prompt", "Data", "Task version"):
-        values = {dict(section.facts).get(label, "") for section in sections}
-        if len(values) > 1:
-            found.append(f"{label} differs between the runs, so their scores do not compare.")
+    for other in others:
+        tasks = [task for task in tasks_of(first.run, first.suite) if task in other.run.configs]
+        differing = differences(first.run, other.run, tasks)
+        if differing:
+            found.append(
+                f"{other.run.label} was not graded like {first.run.label}, so their difference is "
+                f"not the models' alone. {'. '.join(differing)}."
+            )
     return found
 
 
@@ -358,8 +363,9 @@ def _by_axis(axis: str, title: str, documents: Sequence[Document], *, clip: bool
             groups.setdefault(doc.axes[axis], []).append(doc.score)
     numeric = all(value.isdigit() for value in groups)
     order: Callable[[str], Any] = int if numeric else lambda value: (-len(groups[value]), value)
+    facet = "topic" if axis == "category" else axis  # of a document; criteria have categories too
     rows = [
-        Row(value, estimate(groups[value], clip=clip), axis, value)
+        Row(value, estimate(groups[value], clip=clip), facet, value)
         for value in sorted(groups, key=order)
     ]
     return Breakdown(axis, title, tuple(rows))
