@@ -285,6 +285,26 @@ def test_several_answers_to_a_document_are_all_there(made_up: Path, tmp_path: Pa
     assert {row[3].text_content() for row in missed} == {"50%"}
 
 
+def test_runs_that_were_not_graded_alike_are_told_apart(made_up: Path, tmp_path: Path) -> None:
+    def change(found: list[Any]) -> None:
+        found[0]["doc"]["criteria"][0]["text"] = "Another release asks for this."
+
+    other = changed_run(made_up / "model-1", tmp_path / "model-1", change)
+    (path,) = other.glob("results_*")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["configs"][TASK]["metadata"]["judge"]["model"] = "another judge"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    page = report(made_up / "model-0", other, out=tmp_path / "r.html")
+    (warning,) = page.xpath("//section[@id='overview']//p[@class='warning']/text()")
+    assert "model-1 was not graded like model-0" in warning
+    assert "judge / another judge" in warning
+    docs = unpacked(page, "index")["docs"]
+    assert len(docs) == 41
+    assert [run is None for run in docs[0]["runs"]] == [False, True]
+    assert docs[-1]["key"] == f"{TASK}/made-up-0000'"
+    assert [run is None for run in docs[-1]["runs"]] == [True, False]
+
+
 # --- safety --------------------------------------------------------------------------------------
 
 

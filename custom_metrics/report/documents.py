@@ -28,15 +28,15 @@ _CONTRADICTS, _SPLIT = 1, 2  # bits of a criterion's flags
 
 @dataclass(frozen=True)
 class Packed:
-    """What goes into the page, and the documents' keys in it."""
+    """What goes into the page."""
 
     index: str
     blocks: tuple[str, ...]
+    keys: Mapping[int, str]
 
-
-def document_key(doc: Document) -> str:
-    """What names a document in the page's address."""
-    return f"{doc.task}/{doc.id}"
+    def key(self, doc: Document) -> str:
+        """What names a document in the page's address."""
+        return self.keys[id(doc)]
 
 
 class _Numbers:
@@ -53,10 +53,15 @@ def pack(summary: Summary) -> Packed:
     """All documents of all runs; one that several runs have stands there once."""
     suites = {suite.name: number for number, suite in enumerate(summary.suites)}
     by_key: dict[str, list[Document | None]] = {}
+    keys: dict[int, str] = {}
     for number, run in enumerate(summary.runs):
         for doc in run.documents:
-            entry = by_key.setdefault(document_key(doc), [None] * len(summary.runs))
-            entry[number] = doc
+            key = f"{doc.task}/{doc.id}"
+            # Another release of the data may have other criteria: that is another document.
+            while key in by_key and _rubric(next(filter(None, by_key[key]))) != _rubric(doc):
+                key += "'"
+            by_key.setdefault(key, [None] * len(summary.runs))[number] = doc
+            keys[id(doc)] = key
     members = {
         task: sorted({suites[s] for run in summary.runs for s in suites
                       if s in run.rows and task in tasks_of(run, s)})
@@ -102,7 +107,11 @@ def pack(summary: Summary) -> Packed:
         "blocks": len(blocks),
         "docs": entries,
     }
-    return Packed(_packed(index), tuple(blocks))
+    return Packed(_packed(index), tuple(blocks), keys)
+
+
+def _rubric(doc: Document) -> list[tuple[str, float, str]]:
+    return [(c.id, c.weight, c.text) for c in doc.criteria]
 
 
 def _facets() -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from custom_metrics.errors import ConfigError
 from custom_metrics.report import charts
-from custom_metrics.report.documents import document_key, pack
+from custom_metrics.report.documents import pack
 from custom_metrics.report.labels import BENCHMARKS, category_label
 from custom_metrics.report.summary import Estimate, Section, Suite, Summary, summarise
 from custom_metrics.report.text import visible
@@ -49,7 +49,7 @@ def render(runs: Sequence[Run]) -> str:
     )
     environment.filters.update(score=_score, percent=_percent, day=_day, weight=_weight)
     environment.globals.update(
-        key=document_key, label=category_label, benchmarks=BENCHMARKS,
+        key=packed.key, label=category_label, benchmarks=BENCHMARKS,
         isnan=math.isnan, PLAWBENCH=PLAWBENCH, PRBENCH=PRBENCH, scale=_scale,
     )  # fmt: skip
     script, style = _source(environment, "report.js"), _source(environment, "report.css")
