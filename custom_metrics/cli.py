@@ -105,6 +105,27 @@ def _dispatch(arguments: list[str]) -> int:
     )
     batch.add_argument("--poll", type=float, default=60, metavar="SECONDS", help="default: 60")
     _add_limit(batch)
+    report = commands.add_parser("report", help="results and samples as one HTML file")
+    report.add_argument("results", nargs="+", metavar="RESULTS", help="folders or results files")
+    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the report")
+    report.add_argument("--csv", metavar="FILE", help="also the verdicts, one a row")
+    report.add_argument("--parquet", metavar="FILE", help="the same as parquet")
+    report.add_argument("--plots", metavar="DIR", help="also the charts, as files")
+    report.add_argument("--plot_format", choices=("svg", "png"), default="svg")
+    compare = commands.add_parser("compare", help="two runs, on the documents of both")
+    compare.add_argument(
+        "first", metavar="A", help="a model's folder of results, or a results file"
+    )
+    compare.add_argument("second", metavar="B", help="the same of the other run")
+    compare.add_argument("--json", action="store_true", help="everything, for programs")
+    compare.add_argument(
+        "--anyway", action="store_true", help="also where judge, prompts, data or versions differ"
+    )
+    agree = commands.add_parser("agree", help="two judges, or a judge and people, on one answer")
+    agree.add_argument("first", metavar="A", help="a model's folder of results, or a file")
+    agree.add_argument("second", metavar="B", nargs="?", help="the same answers by another judge")
+    agree.add_argument("--labels", metavar="CSV", help="people's: document, criterion, label")
+    agree.add_argument("--json", action="store_true", help="everything, for programs")
     fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
     fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
     fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
@@ -124,6 +145,12 @@ def _dispatch(arguments: list[str]) -> int:
         _import(parsed)
     elif parsed.command == "batch":
         _batch(parsed)
+    elif parsed.command == "report":
+        _report(parsed)
+    elif parsed.command == "compare":
+        _compare(parsed)
+    elif parsed.command == "agree":
+        _agree(parsed)
     elif parsed.command == "fetch":
         _fetch(parsed)
     elif parsed.command == "estimate":
@@ -288,6 +315,58 @@ def _estimate(parsed: argparse.Namespace) -> None:
         metadata={"answers": parsed.answers},
     )
     print(text(found, config))
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    from custom_metrics.report import plots, write_report
+    from custom_metrics.results import read_runs
+
+    runs = read_runs(parsed.results)
+    for run in runs:
+        for note in run.notes:
+            print(f"note: {run.label}: {note}", file=sys.stderr)
+    path = write_report(runs, Path(parsed.output).expanduser())
+    count = sum(len(run.documents) for run in runs)
+    print(f"{path}: {len(runs)} runs, {count} documents, {path.stat().st_size / 1e6:.1f} MB")
+    if parsed.csv or parsed.parquet:
+        from custom_metrics.table import write_csv, write_parquet
+
+        for write, given in ((write_csv, parsed.csv), (write_parquet, parsed.parquet)):
+            if given:
+                write(runs, Path(given).expanduser())
+                print(given)
+    if parsed.plots:
+        written = plots(runs, Path(parsed.plots).expanduser(), parsed.plot_format)
+        print(f"{parsed.plots}: {len(written)} charts")
+
+
+def _compare(parsed: argparse.Namespace) -> None:
+    from custom_metrics.compare import as_json, compare, console, show
+    from custom_metrics.results import read_run, told_apart
+
+    first, second = told_apart([read_run(parsed.first), read_run(parsed.second)])
+    comparison = compare(first, second, anyway=parsed.anyway)
+    if parsed.json:
+        print(as_json(comparison))
+    else:
+        show(comparison, console())
+
+
+def _agree(parsed: argparse.Namespace) -> None:
+    from custom_metrics.agree import agree, as_json, read_labels, show
+    from custom_metrics.compare import console
+    from custom_metrics.results import read_run, told_apart
+
+    if parsed.second is None and parsed.labels is None:
+        raise ConfigError("agree: with what? Give a second run, or --labels")
+    given = [parsed.first, *([parsed.second] if parsed.second else [])]
+    runs = told_apart([read_run(path) for path in given])
+    labels = read_labels(parsed.labels) if parsed.labels else None
+    found = agree(runs, labels)
+    if parsed.json:
+        print(as_json(found))
+    else:
+        show(found, console())
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

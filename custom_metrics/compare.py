@@ -1,0 +1,335 @@
+"""``lm-eval-rubrics compare``: two runs on the documents that both have scored.
+
+From runs to lines of a table, or to JSON. What cannot be compared is refused, with what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from custom_metrics import plawbench, prbench
+from custom_metrics.errors import ConfigError, DataError
+from custom_metrics.paired import Difference, Stratum, difference
+from custom_metrics.results import AXES, PLAWBENCH, PRBENCH, PRIMARY, Document, Provenance, Run
+
+# Settings of a judge that decide when a verdict comes, and not what it says. Which prompt it was
+# is known by its hash.
+_NO_MATTER = ("api_key_env", "concurrency", "max_retries", "note", "prompt", "timeout")
+_FEW = 20  # documents, below which a bootstrap's interval is rough
+_WIDTH = 140  # of a table that goes into a file
+
+_OTHERS = {
+    PRBENCH: ("normalized_score",),
+    PLAWBENCH: tuple(f"{name}_acc" for name, _, _ in plawbench.SECTIONS),
+}
+_SHOWN_AXES = ("topic", "category")  # the others are in the JSON
+
+
+@dataclass(frozen=True)
+class Line:
+    """A metric of a task or group, over all its documents or those with ``value`` at ``axis``."""
+
+    task: str
+    metric: str
+    difference: Difference
+    axis: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``second`` against ``first``. ``differing`` says what should be the same and is not."""
+
+    first: Run
+    second: Run
+    lines: tuple[Line, ...]
+    differing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
+    """Every metric of every task and group that both have.
+
+    Raises :class:`ConfigError` where judge, prompts, data or a task's version differ, unless
+    ``anyway``, and :class:`DataError` where there is nothing to compare.
+    """
+    tasks = [task for task in first.configs if task in second.configs]
+    if not tasks:
+        raise DataError(
+            f"the runs have no task in common: {', '.join(first.configs)} in {first.label}, "
+            f"{', '.join(second.configs)} in {second.label}"
+        )
+    differing = tuple(differences(first, second, tasks))
+    if differing and not anyway:
+        raise ConfigError(
+            "these runs were not graded alike, and their difference would not be the models'. "
+            f"{'. '.join(differing)}. Add --anyway to compare them all the same"
+        )
+    lines: list[Line] = []
+    notes: list[str] = []
+    for name, members in _suites(first, second, tasks):
+        pairs = _pairs(first, second, members)
+        notes += _notes(name, first, second, members, len(pairs))
+        if pairs:
+            grouped = {task for g, of in first.groups.items() for task in of if g != name}
+            alone = not grouped & set(members)
+            lines += _lines(name, _weights(first, members), pairs, alone=alone)
+    if not lines:
+        raise DataError(
+            "the runs have no scored document in common; the samples files are needed "
+            f"(--log_samples). {'. '.join((*notes, *first.notes, *second.notes))}"
+        )
+    if any(line.difference.documents < _FEW and line.axis is None for line in lines):
+        notes.append(f"with fewer than {_FEW} documents an interval is rough")
+    return Comparison(first, second, tuple(lines), differing, tuple(notes))
+
+
+# --- may they be compared? -----------------------------------------------------------------
+
+
+def differences(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
+    """What the scores of ``tasks`` depend on, besides the model, and is not the same."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        a, b = _decisive(first.provenance(task)), _decisive(second.provenance(task))
+        for name in dict.fromkeys((*a, *b)):
+            if a.get(name) != b.get(name):
+                text = f"{name}: {_said(a.get(name))} / {_said(b.get(name))}"
+                found.setdefault(text, []).append(task)
+    return [
+        text if len(of) == len(tasks) else f"{text} ({', '.join(of)})" for text, of in found.items()
+    ]
+
+
+def _decisive(of: Provenance) -> dict[str, Any]:
+    return {
+        **dict(_flat("judge", of.judge)),
+        **{f"judge prompt, {role}": value[:12] for role, value in of.judge_prompt.items()},
+        **{f"task prompt, {role}": value[:12] for role, value in of.task_prompt.items()},
+        "data": of.data[:12],
+        "task version": of.version,
+    }
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Settings by the path to them; a panel's are nested."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _NO_MATTER:
+                yield from _flat(f"{name}.{key}", inner)
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _flat(f"{name}[{number}]", inner)
+    else:
+        yield name, value
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else f"{value:.80}" if isinstance(value, str) else str(value)
+
+
+# --- what is compared ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pair:
+    first: Document
+    second: Document
+
+
+def _suites(first: Run, second: Run, tasks: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Groups that both runs have in full, then tasks; each with its tasks."""
+    groups = [
+        (name, list(members))
+        for name, members in first.groups.items()
+        if set(second.groups.get(name, ())) == set(members) and set(members) <= set(tasks)
+    ]
+    return [*groups, *((task, [task]) for task in tasks)]
+
+
+def _pairs(first: Run, second: Run, tasks: Sequence[str]) -> list[_Pair]:
+    """The documents with a score in both runs."""
+    theirs = {(document.task, document.id): document for document in second.documents_of(tasks)}
+    shared = [
+        _Pair(document, other)
+        for document in first.documents_of(tasks)
+        if (other := theirs.get((document.task, document.id)))
+    ]
+    return [pair for pair in shared if not math.isnan(pair.first.score + pair.second.score)]
+
+
+def _notes(name: str, first: Run, second: Run, tasks: Sequence[str], paired: int) -> Iterator[str]:
+    if len(tasks) != 1:
+        return  # said of its members
+    a, b = ({d.id: d for d in run.documents_of(tasks)} for run in (first, second))
+    shared = a.keys() & b.keys()
+    if paired < max(len(a), len(b)):
+        yield (
+            f"{name}: {paired} documents are compared, of {len(a)} in {first.label} and {len(b)} "
+            f"in {second.label}; {len(shared) - paired} that both have lack a score in one"
+        )
+    changed = sum(a[i].hash != b[i].hash for i in shared)
+    if changed:
+        yield f"{name}: {changed} documents do not hold the same in both, and are compared by id"
+    if shared and all(_texts(a[i]) == _texts(b[i]) for i in shared):
+        yield f"{name}: the answers are the same in both; for two judges of them there is agree"
+
+
+def _texts(document: Document) -> list[str]:
+    return [answer.text for answer in document.answers]
+
+
+def _weights(run: Run, tasks: Sequence[str]) -> Mapping[str, float]:
+    """Each task's weight in PLawBench's Overall, where they are its four subsets; else empty."""
+    subsets = {task: str(run.configs[task].get("test_split")) for task in tasks}
+    if set(subsets.values()) != set(plawbench.OVERALL_WEIGHTS):
+        return {}
+    return {task: plawbench.OVERALL_WEIGHTS[subset] for task, subset in subsets.items()}
+
+
+def _lines(
+    name: str, weights: Mapping[str, float], pairs: Sequence[_Pair], *, alone: bool
+) -> Iterator[Line]:
+    """``alone`` is a group, or a task of none: its documents are looked at by what they are."""
+    benchmark = pairs[0].first.benchmark
+    primary = PRIMARY[benchmark]
+    if weights:
+        strata = [
+            stratum
+            for task, weight in weights.items()
+            if (stratum := _stratum([p for p in pairs if p.first.task == task], primary, weight))
+        ]
+        if len(strata) == len(weights):
+            yield Line(name, "overall", difference(strata))
+        return
+    for metric in (primary, *_OTHERS[benchmark]):
+        yield from _line(name, metric, pairs)
+    names = {prbench.slug(c.category): c.category for p in pairs for c in p.first.criteria}
+    for slug in sorted(names) if benchmark == PRBENCH else ():
+        yield from _line(name, f"category_{slug}", pairs, "rubric category", names[slug])
+    for axis in AXES[benchmark] if alone else ():
+        values = {pair.first.axes[axis] for pair in pairs if axis in pair.first.axes}
+        for value in sorted(values) if len(values) > 1 else ():
+            chosen = [pair for pair in pairs if pair.first.axes.get(axis) == value]
+            yield from _line(name, primary, chosen, axis, value)
+
+
+def _line(
+    name: str,
+    metric: str,
+    pairs: Sequence[_Pair],
+    axis: str | None = None,
+    value: str | None = None,
+) -> Iterator[Line]:
+    """One line, or none where no document has the metric in both runs."""
+    stratum = _stratum(pairs, metric)
+    if stratum is not None:
+        clip = metric == PRIMARY[PRBENCH]
+        yield Line(name, metric, difference([stratum], clip=clip), axis, value)
+
+
+def _stratum(pairs: Sequence[_Pair], metric: str, weight: float = 1.0) -> Stratum | None:
+    scores = np.array(
+        [[d.scores.get(metric, math.nan) for d in (p.first, p.second)] for p in pairs],
+        dtype=np.float64,
+    )
+    scores = scores[~np.isnan(scores).any(axis=1)]
+    return Stratum(scores[:, 0], scores[:, 1], weight) if scores.size else None
+
+
+# --- how it is shown -----------------------------------------------------------------------
+
+
+def as_json(comparison: Comparison) -> str:
+    """Everything, as one JSON object; what cannot be said is null."""
+    return json.dumps(
+        {
+            "first": _described(comparison.first),
+            "second": _described(comparison.second),
+            "differing": list(comparison.differing),
+            "notes": list(comparison.notes),
+            "lines": [_line_as_dict(line) for line in comparison.lines],
+        },
+        ensure_ascii=False,
+        indent=2,
+        allow_nan=False,
+    )
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {"label": run.label, "model": run.model, "date": run.date, "path": str(run.path)}
+
+
+def _line_as_dict(line: Line) -> dict[str, Any]:
+    numbers = {**asdict(line.difference), "moved": line.difference.moved}
+    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+    difference_ = known.pop("value")
+    return {
+        "task": line.task,
+        "metric": line.metric,
+        "axis": line.axis,
+        "value": line.value,
+        "difference": difference_,
+        **known,
+    }
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """As tables for people."""
+    a, b = comparison.first.label, comparison.second.label
+    console.print(Text(f"A  {a}\nB  {b}\nDifferences are B − A, with 95% intervals."))
+    for text in comparison.differing:
+        console.print(Text(f"NOT ALIKE: {text}", style="bold red"))
+    overall = [line for line in comparison.lines if line.axis is None]
+    console.print(_table("Scores", overall, lambda line: (line.task, line.metric)))
+    for axis in ("rubric category", *_SHOWN_AXES):
+        lines = [line for line in comparison.lines if line.axis == axis]
+        if lines:
+            console.print(_table(f"By {axis}", lines, lambda line: (line.task, str(line.value))))
+    console.print(
+        Text(
+            "wins / ties / losses are documents that B does better, the same or worse on. * the "
+            "interval leaves out 0 (each line on its own: of twenty, one does by chance). "
+            "Smallest: the true difference that as many documents, spread like these, find with "
+            "80% power at 5%."
+        )
+    )
+    for note in comparison.notes:
+        console.print(Text(f"note: {note}"))
+
+
+def _table(title: str, lines: Sequence[Line], names: Callable[[Line], tuple[str, str]]) -> Table:
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("task", ""):
+        table.add_column(name)
+    for name in ("A", "B", "B − A", "95% interval", "n", "wins/ties/losses", "smallest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
+        d = line.difference
+        table.add_row(
+            *(Text(name) for name in names(line)),
+            f"{d.first:.4f}",
+            f"{d.second:.4f}",
+            f"{d.value:+.4f}{'*' if d.told_apart else ' '}",
+            "" if math.isnan(d.low) else f"{d.low:+.4f} to {d.high:+.4f}",
+            str(d.documents),
+            f"{d.wins}/{d.ties}/{d.losses}",
+            "" if math.isnan(d.smallest) else f"{d.smallest:.4f}",
+        )
+    return table
+
+
+def console() -> Console:
+    """Standard output; wide where it is a file, which has no width."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
