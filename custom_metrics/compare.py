@@ -27,6 +27,7 @@ from custom_metrics.results import AXES, PLAWBENCH, PRBENCH, PRIMARY, Document, 
 # Settings of a judge that decide when a verdict comes, and not what it says. Which prompt it was
 # is known by its hash.
 _NO_MATTER = ("api_key_env", "concurrency", "max_retries", "note", "prompt", "timeout")
+_ENDPOINT = ".endpoint"
 _FEW = 20  # documents, below which a bootstrap's interval is rough
 _WIDTH = 140  # of a table that goes into a file
 
@@ -78,7 +79,10 @@ def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
             f"{'. '.join(differing)}. Add --anyway to compare them all the same"
         )
     lines: list[Line] = []
-    notes: list[str] = []
+    notes = [
+        f"{text}: the same judge only if the same model answers there"
+        for text in endpoints(first, second, tasks)
+    ]
     for name, members in _suites(first, second, tasks):
         pairs = _pairs(first, second, members)
         if members == [name]:
@@ -102,9 +106,26 @@ def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
 
 def differences(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
     """What the scores of ``tasks`` depend on, besides the model, and is not the same."""
+    return _unequal(first, second, tasks, _decisive)
+
+
+def endpoints(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
+    """Where the judge was reached, if that is not the same: a server of one's own may move, or
+    another model answer to the name."""
+    return _unequal(
+        first,
+        second,
+        tasks,
+        lambda of: {k: v for k, v in _flat("judge", of.judge) if k.endswith(_ENDPOINT)},
+    )
+
+
+def _unequal(
+    first: Run, second: Run, tasks: Sequence[str], what: Callable[[Provenance], dict[str, Any]]
+) -> list[str]:
     found: dict[str, list[str]] = {}
     for task in tasks:
-        a, b = _decisive(first.provenance(task)), _decisive(second.provenance(task))
+        a, b = what(first.provenance(task)), what(second.provenance(task))
         for name in dict.fromkeys((*a, *b)):
             if a.get(name) != b.get(name):
                 text = f"{name}: {_said(a.get(name))} in A, {_said(b.get(name))} in B"
@@ -116,7 +137,7 @@ def differences(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
 
 def _decisive(of: Provenance) -> dict[str, Any]:
     return {
-        **dict(_flat("judge", of.judge)),
+        **{k: v for k, v in _flat("judge", of.judge) if not k.endswith(_ENDPOINT)},
         **{f"judge prompt, {role}": value[:12] for role, value in of.judge_prompt.items()},
         **{f"task prompt, {role}": value[:12] for role, value in of.task_prompt.items()},
         "data": of.data[:12],

@@ -22,8 +22,8 @@ _FLIPPED = {
     "finance-1-c0", "finance-1-c1", "finance-2-c1", "finance-3-c0", "legal-1-c0", "legal-2-c2",
     "legal-2-c1",
 }  # fmt: skip
-# What the judge says of the second model, and the other judge of the first one. finance-2 loses,
-# legal-3 stays as it is, the rest gains.
+# What the judge says of the second model, and the other judge of the first one. finance-1 and
+# finance-2 lose, legal-3 stays as it is, the others gain.
 OTHER_CASES = tuple(
     replace(
         case,
@@ -46,7 +46,9 @@ def answers(model: str, cases: Sequence[Case] = CASES) -> Mapping[str, str]:
     return {case.id: f"What the {model} model says to {case.id}." for case in cases}
 
 
-def make_run(folder: Path, model: str, *more: str, tasks: str = "prbench", **judge: object) -> Path:
+def make_run(
+    folder: Path, model: str, /, *more: str, tasks: str = "prbench", **judge: object
+) -> Path:
     """A run of ``tasks`` by ``lm-eval-rubrics run``; the folder with its files."""
     folder.mkdir(parents=True, exist_ok=True)
     path = write_answers(folder / f"{model}.json", answers(model))
@@ -54,7 +56,7 @@ def make_run(folder: Path, model: str, *more: str, tasks: str = "prbench", **jud
         patch.setenv("RUBRIC_DATA_DIR", str(write_data(folder, finance=FINANCE, legal=LEGAL)))
         patch.setenv("RUBRIC_CACHE_DIR", str(folder / "cache"))
         with StubServer(respond, models=("judge", "other")) as server:
-            settings = {"prompt": "builtin", **judge}
+            settings: dict[str, object] = {"model": "judge", "prompt": "builtin", **judge}
             done = main(
                 ["run", "--model", "prefilled", "--model_args", f"path={path}", "--tasks", tasks,
                  "--output_path", str(folder / "out"), "--log_samples", *more,
