@@ -541,7 +541,8 @@ def _effect_text(agreement: Agreement) -> str:
     effect = agreement.effect
     if effect is None:
         return "No document has every verdict of both, so that scores cannot be compared."
-    between = f" (95% interval {effect.low:+.4f} to {effect.high:+.4f})" * (effect.documents > 1)
+    known = not math.isnan(effect.low)
+    between = f" (95% interval {effect.low:+.4f} to {effect.high:+.4f})" if known else ""
     return (
         f"{agreement.score} over the {effect.documents} documents that both graded in full: A "
         f"{effect.first:.4f}, B {effect.second:.4f}, B − A {effect.value:+.4f}{between}; B is "

@@ -21,11 +21,13 @@ from rich.text import Text
 from custom_metrics import plawbench, prbench
 from custom_metrics.errors import ConfigError, DataError
 from custom_metrics.paired import Difference, Stratum, difference
+from custom_metrics.reliability import judge_shares, overall_weights
 from custom_metrics.results import AXES, PLAWBENCH, PRBENCH, PRIMARY, Document, Provenance, Run
 
 # Settings of a judge that decide when a verdict comes, and not what it says. Which prompt it was
 # is known by its hash.
 _NO_MATTER = ("api_key_env", "concurrency", "max_retries", "note", "prompt", "timeout")
+_ENDPOINT = ".endpoint"
 _FEW = 20  # documents, below which a bootstrap's interval is rough
 _WIDTH = 140  # of a table that goes into a file
 
@@ -77,14 +79,18 @@ def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
             f"{'. '.join(differing)}. Add --anyway to compare them all the same"
         )
     lines: list[Line] = []
-    notes: list[str] = []
+    notes = [
+        f"{text}: the same judge only if the same model answers there"
+        for text in endpoints(first, second, tasks)
+    ]
     for name, members in _suites(first, second, tasks):
         pairs = _pairs(first, second, members)
-        notes += _notes(name, first, second, members, len(pairs))
+        if members == [name]:
+            notes += _notes(name, first, second, pairs)
         if pairs:
             grouped = {task for g, of in first.groups.items() for task in of if g != name}
             alone = not grouped & set(members)
-            lines += _lines(name, _weights(first, members), pairs, alone=alone)
+            lines += _lines(name, overall_weights(first, members), pairs, alone=alone)
     if not lines:
         raise DataError(
             "the runs have no scored document in common; the samples files are needed "
@@ -100,12 +106,29 @@ def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
 
 def differences(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
     """What the scores of ``tasks`` depend on, besides the model, and is not the same."""
+    return _unequal(first, second, tasks, _decisive)
+
+
+def endpoints(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
+    """Where the judge was reached, if that is not the same: a server of one's own may move, or
+    another model answer to the name."""
+    return _unequal(
+        first,
+        second,
+        tasks,
+        lambda of: {k: v for k, v in _flat("judge", of.judge) if k.endswith(_ENDPOINT)},
+    )
+
+
+def _unequal(
+    first: Run, second: Run, tasks: Sequence[str], what: Callable[[Provenance], dict[str, Any]]
+) -> list[str]:
     found: dict[str, list[str]] = {}
     for task in tasks:
-        a, b = _decisive(first.provenance(task)), _decisive(second.provenance(task))
+        a, b = what(first.provenance(task)), what(second.provenance(task))
         for name in dict.fromkeys((*a, *b)):
             if a.get(name) != b.get(name):
-                text = f"{name}: {_said(a.get(name))} / {_said(b.get(name))}"
+                text = f"{name}: {_said(a.get(name))} in A, {_said(b.get(name))} in B"
                 found.setdefault(text, []).append(task)
     return [
         text if len(of) == len(tasks) else f"{text} ({', '.join(of)})" for text, of in found.items()
@@ -114,7 +137,7 @@ def differences(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
 
 def _decisive(of: Provenance) -> dict[str, Any]:
     return {
-        **dict(_flat("judge", of.judge)),
+        **{k: v for k, v in _flat("judge", of.judge) if not k.endswith(_ENDPOINT)},
         **{f"judge prompt, {role}": value[:12] for role, value in of.judge_prompt.items()},
         **{f"task prompt, {role}": value[:12] for role, value in of.task_prompt.items()},
         "data": of.data[:12],
@@ -159,43 +182,41 @@ def _suites(first: Run, second: Run, tasks: Sequence[str]) -> list[tuple[str, li
 
 
 def _pairs(first: Run, second: Run, tasks: Sequence[str]) -> list[_Pair]:
-    """The documents with a score in both runs."""
+    """The documents that both runs have, with a score or without."""
     theirs = {(document.task, document.id): document for document in second.documents_of(tasks)}
-    shared = [
+    return [
         _Pair(document, other)
         for document in first.documents_of(tasks)
         if (other := theirs.get((document.task, document.id)))
     ]
-    return [pair for pair in shared if not math.isnan(pair.first.score + pair.second.score)]
 
 
-def _notes(name: str, first: Run, second: Run, tasks: Sequence[str], paired: int) -> Iterator[str]:
-    if len(tasks) != 1:
-        return  # said of its members
-    a, b = ({d.id: d for d in run.documents_of(tasks)} for run in (first, second))
-    shared = a.keys() & b.keys()
-    if paired < max(len(a), len(b)):
+def _notes(name: str, first: Run, second: Run, pairs: Sequence[_Pair]) -> Iterator[str]:
+    """What one has to know of a task's documents."""
+    sizes = [len(run.documents_of([name])) for run in (first, second)]
+    scored = sum(not math.isnan(pair.first.score + pair.second.score) for pair in pairs)
+    if scored < max(sizes):
         yield (
-            f"{name}: {paired} documents are compared, of {len(a)} in {first.label} and {len(b)} "
-            f"in {second.label}; {len(shared) - paired} that both have lack a score in one"
+            f"{name}: {scored} documents are compared, of {sizes[0]} in A and {sizes[1]} in B; "
+            f"{len(pairs) - scored} that both have lack a score in one"
         )
-    changed = sum(a[i].hash != b[i].hash for i in shared)
+    changed = sum(pair.first.hash != pair.second.hash for pair in pairs)
     if changed:
         yield f"{name}: {changed} documents do not hold the same in both, and are compared by id"
-    if shared and all(_texts(a[i]) == _texts(b[i]) for i in shared):
+    if any(len(pair.first.answers) != len(pair.second.answers) for pair in pairs):
+        yield f"{name}: the runs have different numbers of answers to a document"
+    elif pairs and all(_texts(pair.first) == _texts(pair.second) for pair in pairs):
         yield f"{name}: the answers are the same in both; for two judges of them there is agree"
+    for letter, run in (("A", first), ("B", second)):
+        for judge, share in judge_shares(run.documents_of([name])).items():
+            yield (
+                f"{name}: of the variance of {letter}'s scores by one opinion {share:.1%} is the "
+                f"judge's ({'whichever judge' if judge == 'all' else judge})"
+            )
 
 
 def _texts(document: Document) -> list[str]:
     return [answer.text for answer in document.answers]
-
-
-def _weights(run: Run, tasks: Sequence[str]) -> Mapping[str, float]:
-    """Each task's weight in PLawBench's Overall, where they are its four subsets; else empty."""
-    subsets = {task: str(run.configs[task].get("test_split")) for task in tasks}
-    if set(subsets.values()) != set(plawbench.OVERALL_WEIGHTS):
-        return {}
-    return {task: plawbench.OVERALL_WEIGHTS[subset] for task, subset in subsets.items()}
 
 
 def _lines(

@@ -451,9 +451,11 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
         by_label.setdefault(run.label, []).append(run)
     named: dict[int, str] = {}
     for label, same in by_label.items():
-        for way in ways if len(same) > 1 else ():
-            marks = [way(run) for run in same]
-            if len(set(marks)) == len(same):
-                named.update({id(r): f"{label} ({m})" for r, m in zip(same, marks, strict=True)})
-                break
+        numbers = [str(number) for number in range(1, len(same) + 1)]
+        marks = next(
+            (found for way in ways if len(set(found := [way(run) for run in same])) == len(same)),
+            numbers,
+        )
+        if len(same) > 1:
+            named.update({id(r): f"{label} ({m})" for r, m in zip(same, marks, strict=True)})
     return [replace(run, label=named.get(id(run), run.label)) for run in runs]
