@@ -104,9 +104,14 @@ def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
 # --- may they be compared? -----------------------------------------------------------------
 
 
-def differences(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
-    """What the scores of ``tasks`` depend on, besides the model, and is not the same."""
-    return _unequal(first, second, tasks, _decisive)
+def differences(
+    first: Run, second: Run, tasks: Sequence[str], names: tuple[str, str] = ("A", "B")
+) -> list[str]:
+    """What the scores of ``tasks`` depend on, besides the model, and is not the same.
+
+    ``names`` are what the text calls the runs.
+    """
+    return _unequal(first, second, tasks, _decisive, names)
 
 
 def endpoints(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
@@ -117,18 +122,26 @@ def endpoints(first: Run, second: Run, tasks: Sequence[str]) -> list[str]:
         second,
         tasks,
         lambda of: {k: v for k, v in _flat("judge", of.judge) if k.endswith(_ENDPOINT)},
+        ("A", "B"),
     )
 
 
 def _unequal(
-    first: Run, second: Run, tasks: Sequence[str], what: Callable[[Provenance], dict[str, Any]]
+    first: Run,
+    second: Run,
+    tasks: Sequence[str],
+    what: Callable[[Provenance], dict[str, Any]],
+    names: tuple[str, str],
 ) -> list[str]:
     found: dict[str, list[str]] = {}
     for task in tasks:
         a, b = what(first.provenance(task)), what(second.provenance(task))
         for name in dict.fromkeys((*a, *b)):
             if a.get(name) != b.get(name):
-                text = f"{name}: {_said(a.get(name))} in A, {_said(b.get(name))} in B"
+                sides = [
+                    f"{_said(of.get(name))} in {run}" for of, run in ((a, names[0]), (b, names[1]))
+                ]
+                text = f"{name}: {', '.join(sides)}"
                 found.setdefault(text, []).append(task)
     return [
         text if len(of) == len(tasks) else f"{text} ({', '.join(of)})" for text, of in found.items()

@@ -10,7 +10,7 @@ from typing import Any
 
 import in_process
 import pytest
-from asking import PATIENCE, ask, call, calls, kept, verdicts
+from asking import PATIENCE, ask, call, calls, kept, verdicts, wait_until
 from commands import command, metrics, results, samples
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM

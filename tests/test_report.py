@@ -297,7 +297,7 @@ def test_runs_that_were_not_graded_alike_are_told_apart(made_up: Path, tmp_path:
     page = report(made_up / "model-0", other, out=tmp_path / "r.html")
     (warning,) = page.xpath("//section[@id='overview']//p[@class='warning']/text()")
     assert "model-1 was not graded like model-0" in warning
-    assert "judge / another judge" in warning
+    assert "judge.model: judge in model-0, another judge in model-1" in warning
     docs = unpacked(page, "index")["docs"]
     assert len(docs) == 41
     assert [run is None for run in docs[0]["runs"]] == [False, True]

@@ -232,7 +232,8 @@ def _warnings(first: Section, others: Sequence[Section]) -> list[str]:
     found = []
     for other in others:
         tasks = [task for task in tasks_of(first.run, first.suite) if task in other.run.configs]
-        differing = differences(first.run, other.run, tasks)
+        labels = (first.run.label, other.run.label)
+        differing = differences(first.run, other.run, tasks, labels)
         if differing:
             found.append(
                 f"{other.run.label} was not graded like {first.run.label}, so their difference is "

@@ -1,8 +1,7 @@
 """The report in a real headless Chromium, opened from ``file://`` as a reader does.
 
-Run by ``.ci/run`` with Debian's chromium and chromium-driver, selenium, and axe-core's script at
-``AXE_CORE``; skipped where one of them is absent. Screenshots go to ``REPORT_SCREENSHOTS``, or to
-the test's own folder.
+Run by ``.ci/run`` with Debian's chromium and chromium-driver and the extra ``[browser]``; skipped
+where one of them is absent. Screenshots go to ``REPORT_SCREENSHOTS``, or to the test's own folder.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -350,14 +350,12 @@ def test_it_fits_the_screen(
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing_serious(page: Page, two_runs: Path, dark: bool) -> None:
-    axe = os.environ.get("AXE_CORE")
-    if not axe:
-        pytest.skip("AXE_CORE does not name axe-core's axe.min.js")
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     for size in (DESKTOP, PHONE):
         page.open(two_runs, dark=dark, size=size)
         page.run("document.getElementById('more').open = true")
         page.show(f"{TASK}/made-up-0001")
-        page.run(Path(axe).read_text(encoding="utf-8"))
+        page.run(axe)
         found = page.driver.execute_async_script(
             "const done = arguments[0]; axe.run(document).then(done, (e) => done(String(e)))"
         )
