@@ -35,6 +35,7 @@ _OTHERS = {
     PRBENCH: ("normalized_score",),
     PLAWBENCH: tuple(f"{name}_acc" for name, _, _ in plawbench.SECTIONS),
 }
+_OVERALL = "overall"  # PLawBench's, of all four subsets
 _SHOWN_AXES = ("topic", "category")  # the others are in the JSON
 
 
@@ -228,6 +229,16 @@ def _notes(name: str, first: Run, second: Run, pairs: Sequence[_Pair]) -> Iterat
             )
 
 
+def metric_difference(
+    first: Run, second: Run, tasks: Sequence[str], metric: str
+) -> Difference | None:
+    """The difference in a metric over the documents of ``tasks`` that have it in both runs.
+
+    ``overall`` is PLawBench's weighted mean over ``tasks``. None where there is nothing to compare.
+    """
+    return _difference(_pairs(first, second, tasks), metric, overall_weights(first, tasks))
+
+
 def _texts(document: Document) -> list[str]:
     return [answer.text for answer in document.answers]
 
@@ -239,13 +250,8 @@ def _lines(
     benchmark = pairs[0].first.benchmark
     primary = PRIMARY[benchmark]
     if weights:
-        strata = [
-            stratum
-            for task, weight in weights.items()
-            if (stratum := _stratum([p for p in pairs if p.first.task == task], primary, weight))
-        ]
-        if len(strata) == len(weights):
-            yield Line(name, "overall", difference(strata))
+        if overall := _difference(pairs, _OVERALL, weights):
+            yield Line(name, _OVERALL, overall)
         return
     for metric in (primary, *_OTHERS[benchmark]):
         yield from _line(name, metric, pairs)
@@ -267,10 +273,25 @@ def _line(
     value: str | None = None,
 ) -> Iterator[Line]:
     """One line, or none where no document has the metric in both runs."""
-    stratum = _stratum(pairs, metric)
-    if stratum is not None:
-        clip = metric == PRIMARY[PRBENCH]
-        yield Line(name, metric, difference([stratum], clip=clip), axis, value)
+    if found := _difference(pairs, metric):
+        yield Line(name, metric, found, axis, value)
+
+
+def _difference(
+    pairs: Sequence[_Pair], metric: str, weights: Mapping[str, float] | None = None
+) -> Difference | None:
+    """``weights`` of the tasks in :data:`_OVERALL`, which needs documents of each."""
+    if metric == _OVERALL:
+        by_task = [
+            _stratum(
+                [pair for pair in pairs if pair.first.task == task], PRIMARY[PLAWBENCH], weight
+            )
+            for task, weight in (weights or {}).items()
+        ]
+        strata = [stratum for stratum in by_task if stratum]
+        return difference(strata) if strata and len(strata) == len(by_task) else None
+    whole = _stratum(pairs, metric)
+    return difference([whole], clip=metric == PRIMARY[PRBENCH]) if whole else None
 
 
 def _stratum(pairs: Sequence[_Pair], metric: str, weight: float = 1.0) -> Stratum | None:

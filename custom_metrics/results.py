@@ -157,9 +157,13 @@ class Run:
     documents: tuple[Document, ...]
     notes: tuple[str, ...] = ()
 
+    def metadata(self, task: str) -> Mapping[str, Any]:
+        """What the configuration of one of the run's tasks records of how it was judged."""
+        return self.configs[task].get("metadata") or {}
+
     def provenance(self, task: str) -> Provenance:
         """Of one of the run's tasks."""
-        metadata = self.configs[task].get("metadata") or {}
+        metadata = self.metadata(task)
         return Provenance(
             dict(metadata.get("judge") or {}),
             _hashes(metadata.get("judge_prompt")),

@@ -18,8 +18,9 @@ from markupsafe import Markup
 from custom_metrics.errors import ConfigError
 from custom_metrics.report import charts
 from custom_metrics.report.documents import pack
+from custom_metrics.report.estimates import Estimate
 from custom_metrics.report.labels import BENCHMARKS, category_label
-from custom_metrics.report.summary import Estimate, Section, Suite, Summary, summarise
+from custom_metrics.report.summary import Section, Suite, Summary, summarise
 from custom_metrics.report.text import visible
 from custom_metrics.results import PLAWBENCH, PRBENCH, Run
 
@@ -47,7 +48,9 @@ def render(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters.update(score=_score, percent=_percent, day=_day, weight=_weight)
+    environment.filters.update(
+        score=_score, change=_change, percent=_percent, day=_day, weight=_weight
+    )
     environment.globals.update(
         key=packed.key, label=category_label, benchmarks=BENCHMARKS,
         isnan=math.isnan, PLAWBENCH=PLAWBENCH, PRBENCH=PRBENCH, scale=_scale,
@@ -138,6 +141,10 @@ def _file_name(text: str) -> str:
 
 def _score(value: float, digits: int = 3) -> str:
     return "–" if math.isnan(value) else f"{value:.{digits}f}".replace("-", "−")
+
+
+def _change(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.3f}".replace("-", "−")
 
 
 def _percent(value: float) -> str:
