@@ -49,6 +49,8 @@ from custom_metrics.session import NO_DOCUMENT, Session, is_sampled, prompt_text
 
 logger = logging.getLogger("lm_eval.rubrics")  # the harness shows what its own loggers say
 
+# Read now: an update beside a long run must not end it.
+_VERSION = version("lm-eval-rubrics")
 MOST_ANSWERS = 100  # to one document; more is a slip
 _NAN = float("nan")
 _LEXICAL_LABEL = "(lexical smoke test: scores mean nothing)"
@@ -710,7 +712,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         if _is_lexical(self._judge_config):
             config["task_alias"] = f"{self.task_name} {_LEXICAL_LABEL}"
         metadata = dict(config.get("metadata") or {})
-        metadata["lm_eval_rubrics"] = version("lm-eval-rubrics")
+        metadata["lm_eval_rubrics"] = _VERSION
         metadata["dataset"] = self._source.record()
         if self._judging is not None:
             metadata["judging"] = self._judging  # of all tasks of the run together

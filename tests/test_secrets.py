@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import ask, call, judge_at
 from commands import command, judge_arguments, model_arguments, results
-from rows import FINANCE, LEGAL, World, criterion_of, write_data
+from rows import World, criterion_of
 from stub_server import Received, Reply, StubServer, openai_error, verdict
 
 from custom_metrics import fetch
@@ -24,17 +24,7 @@ SECRET = "sk-a-secret-0123456789abcdef"
 OWN_SERVER = "http://localhost:8000/v1"
 
 
-@pytest.fixture(autouse=True)
-def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "RUBRIC_DATA_DIR", str(write_data(tmp_path / "data", finance=FINANCE, legal=LEGAL))
-    )
-
-
-@pytest.fixture
-def server() -> Iterator[StubServer]:
-    with StubServer(World().respond, models=("model", "judge")) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("small_data")
 
 
 # --- what is a secret ----------------------------------------------------------------------------
