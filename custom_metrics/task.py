@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -122,7 +123,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         self._reasoning_removed = False
         self._cut_prompts: list[str] = []
         self._short_answers: list[str] = []
-        self._pending: dict[tuple[str, str], tuple[Answer, list[Future[Outcome[Any]]]]] = {}
+        self._pending: dict[tuple[str, str], _Pending] = {}
         super().__init__(config=config)
 
     # --- documents: loaded once, kept as a Dataset, whose rows are new objects each time ---
@@ -403,12 +404,11 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
 
         Raises :class:`JudgeError` if it is hopeless.
         """
-        outcomes = self._results_of(self._futures, f"Judging {self.task_name}")
+        outcomes = self._outcomes_of([self], f"Judging {self.task_name}")
         if not self._all_failed(outcomes):
             return
         last = next((o.failure for o in reversed(outcomes) if o.failed), "on another rank")
-        others = [future for task in self._companions for future in task._futures]
-        if self._all_failed(self._results_of(others, "Judging the other tasks")):
+        if self._all_failed(self._outcomes_of(self._companions, "Judging the other tasks")):
             raise JudgeError(f"no call of {self.task_name} got a verdict; the last one: {last}")
         logger.error("%s: no call got a verdict; the last one: %s", self.task_name, last)
 
@@ -418,12 +418,14 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         read = sum(self._ranks.numbers(sum(not outcome.failed for outcome in outcomes)))
         return asked > 0 and not read
 
-    def _results_of(
-        self, futures: Sequence[Future[Outcome[Any]]], label: str
-    ) -> list[Outcome[Any]]:
+    def _outcomes_of(self, tasks: Sequence[RubricTask], label: str) -> list[Outcome[Any]]:
+        """Every outcome of ``tasks``, once all are there. Raises what stopped the judge."""
+        pending = [pending for task in tasks for pending in task._pending.values()]
+        futures = [future for one in pending for future in one.futures]
         if self._ranks.size > 1:
             self._ranks.wait(futures, label)
-        return _results_of(futures, label)
+        _wait_for(futures, label)
+        return [outcome for one in pending for outcome in one.outcomes()]
 
     # --- what the other ranks know ---
 
@@ -442,10 +444,6 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
         """Ids of documents, from all ranks, in the order of the documents."""
         place = {identifier: number for number, identifier in enumerate(self._docs["id"])}
         return sorted((i for ids in lists for i in ids), key=place.__getitem__)
-
-    @property
-    def _futures(self) -> list[Future[Outcome[Any]]]:
-        return [future for _, futures in self._pending.values() for future in futures]
 
     @property
     def answered(self) -> bool:
@@ -508,7 +506,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
                 waiting[key] = answer, self._calls(doc, answer)
         futures = iter(self._judge.submit([c for _, calls in waiting.values() for c in calls]))
         for key, (answer, calls) in waiting.items():
-            self._pending[key] = answer, [next(futures) for _ in calls]
+            self._pending[key] = _Pending(answer, [next(futures) for _ in calls])
 
     def _answer_in(self, response: str, opened: bool) -> Answer:
         if response and response == api_models.LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER:
@@ -558,7 +556,7 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     def judge_answer(self, doc: Mapping[str, Any], response: str, opened: bool) -> int:
         """Start the judging of one saved answer; the number of its calls."""
         self._submit([(doc, response, opened and not self._reasoning_removed)])
-        return len(self._pending[doc["id"], response][1])
+        return len(self._pending[doc["id"], response].futures)
 
     def calls_about(
         self, doc: Mapping[str, Any], response: str, opened: bool
@@ -618,10 +616,11 @@ class RubricTask(ConfigurableTask):  # type: ignore[misc]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The scores of one answer, and what the samples file keeps of its judging and of it."""
         assert self._judge_config is not None
-        answer, futures = self._pending[doc["id"], response]
+        pending = self._pending[doc["id"], response]
+        answer = pending.answer
         judgement = Judgement(
             answer,
-            tuple(future.result() for future in futures),
+            pending.outcomes(),
             failed_is_unmet=self._judge_config.on_failure == "unmet",
             opinions=len(self._judge_config.opinions),
         )
@@ -893,6 +892,23 @@ def _calling_run(
     return model, together, chosen
 
 
+@dataclass
+class _Pending:
+    """An answer, and the calls about it."""
+
+    answer: Answer
+    futures: list[Future[Outcome[Any]]]
+    _outcomes: tuple[Outcome[Any], ...] | None = None
+
+    def outcomes(self) -> tuple[Outcome[Any], ...]:
+        """What the calls came to, once all are done. Futures take ten times as much memory: they
+        are let go. Raises what stopped the judge."""
+        if self._outcomes is None:
+            self._outcomes = tuple(future.result() for future in self.futures)
+            self.futures = []
+        return self._outcomes
+
+
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Keep the garbage collector from going through all that was made so far, again and again.
@@ -910,15 +926,16 @@ def _rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _results_of(futures: Sequence[Future[Outcome[Any]]], label: str) -> list[Outcome[Any]]:
-    """Every outcome, once all are there. Raises what stopped the judge as soon as it did."""
+def _wait_for(futures: Sequence[Future[Outcome[Any]]], label: str) -> None:
+    """Until all are there. Raises what stopped the judge as soon as it did."""
     quiet = not sys.stderr.isatty()
     with tqdm(total=len(futures), desc=label, unit="call", disable=quiet) as progress:
         for future in futures:
             future.add_done_callback(lambda _: progress.update())
         # One wait for all: waking up for each would take the interpreter from the judge's thread.
-        wait(futures, return_when=FIRST_EXCEPTION)
-        return [future.result() for future in futures]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
 
 
 def _answered(tasks: Sequence[RubricTask]) -> dict[str, dict[str, answers.Given]]:
