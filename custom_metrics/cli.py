@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,61 +58,70 @@ def _outcome(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:  # its flags are the harness's, and the harness parses them
         return _run(arguments[1:])
+    parsed = parse(_parser(), arguments)
+    parsed.do(parsed)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All commands; ``do`` of what it parses is the function that does it."""
     parser = argparse.ArgumentParser(
         prog="lm-eval-rubrics",
         description="Rubric-graded benchmarks for lm-evaluation-harness.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, do: Callable[[argparse.Namespace], None], text: str,
+            *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:  # fmt: skip
+        command = commands.add_parser(name, help=text, parents=parents)
+        command.set_defaults(do=do)
+        return command
+
+    saved = argparse.ArgumentParser(add_help=False)
+    saved.add_argument("samples", nargs="+", metavar="SAMPLES", help="files, globs or folders")
+    saved.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
+    judge = argparse.ArgumentParser(add_help=False)
+    judge.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
+
     commands.add_parser("run", help="lm_eval's own run, with --judge; run --help lists its flags")
-    commands.add_parser("demo", help="score bundled answers with the lexical judge: no key needed")
-    commands.add_parser("path", help="print the folder for lm_eval's --include_path")
-    commands.add_parser("link", help="make the tasks known to the lm_eval of this environment")
-    commands.add_parser("unlink", help="undo link")
-    cache = commands.add_parser("cache", help="what the judge's store holds; prune it")
+    add("demo", _demo, "score bundled answers with the lexical judge: no key needed")
+    add("path", _path, "print the folder for lm_eval's --include_path")
+    add("link", _link, "make the tasks known to the lm_eval of this environment")
+    add("unlink", _link, "undo link")
+    cache = add("cache", _cache, "what the judge's store holds; prune it")
     cache.add_argument("--prune", action="store_true", help="remove what the two flags below say")
     cache.add_argument("--older_than", type=float, metavar="DAYS", help="replies older than that")
     cache.add_argument("--model", metavar="NAME", help="replies of that judge model")
-    estimate = commands.add_parser("estimate", help="what judging would cost; nothing is sent")
+    estimate = add("estimate", _estimate, "what judging would cost; nothing is sent", judge)
     estimate.add_argument("--tasks", nargs="+", required=True, metavar="TASK")
     estimate.add_argument("--limit", type=int, metavar="N", help="documents of each task")
     estimate.add_argument("--price", metavar="IN,CACHED,OUT", help="per million tokens")
-    estimate.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
     estimate.add_argument("--answer_tokens", type=int, default=800, metavar="N")
     estimate.add_argument("--answers", type=int, default=1, metavar="K", help="to each document")
     estimate.add_argument("--reply_tokens", type=int, default=150, metavar="N")
-    score = commands.add_parser(
-        "score", help="judge answers that lm_eval has saved, and score them"
-    )
-    score.add_argument("samples", nargs="+", metavar="SAMPLES", help="files, globs or folders")
-    score.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
-    score.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
+    score = add("score", _score, "judge answers that lm_eval has saved, and score them",
+                saved, judge)  # fmt: skip
     score.add_argument("--output_path", metavar="DIR", help="for results and samples")
-    export = commands.add_parser("export", help="write the judge's calls as OpenAI batch files")
-    export.add_argument("samples", nargs="+", metavar="SAMPLES", help="as for score")
+    export = add("export", _export, "write the judge's calls as OpenAI batch files", saved, judge)
     export.add_argument("-o", "--output", required=True, metavar="FILE", help="requests.jsonl")
-    export.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
-    export.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
     _add_limit(export)
-    replies = commands.add_parser("import", help="read a batch's replies into the judge's store")
+    replies = add("import", _import, "read a batch's replies into the judge's store")
     replies.add_argument("replies", nargs="+", metavar="REPLIES", help="files or globs")
-    batch = commands.add_parser("batch", help="score by OpenAI's Batch API, resumable")
-    batch.add_argument("samples", nargs="+", metavar="SAMPLES", help="as for score")
-    batch.add_argument("--judge", nargs="+", default=[], metavar="KEY=VALUE")
-    batch.add_argument("--metadata", metavar="JSON", help="as for lm_eval")
+    batch = add("batch", _batch, "score by OpenAI's Batch API, resumable", saved, judge)
     batch.add_argument("--output_path", metavar="DIR", help="for results and samples")
     batch.add_argument(
         "--live_rest", action="store_true", help="ask what no batch brought by itself"
     )
     batch.add_argument("--poll", type=float, default=60, metavar="SECONDS", help="default: 60")
     _add_limit(batch)
-    report = commands.add_parser("report", help="results and samples as one HTML file")
+    report = add("report", _report, "results and samples as one HTML file")
     report.add_argument("results", nargs="+", metavar="RESULTS", help="folders or results files")
     report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the report")
     report.add_argument("--csv", metavar="FILE", help="also the verdicts, one a row")
     report.add_argument("--parquet", metavar="FILE", help="the same as parquet")
     report.add_argument("--plots", metavar="DIR", help="also the charts, as files")
     report.add_argument("--plot_format", choices=("svg", "png"), default="svg")
-    compare = commands.add_parser("compare", help="two runs, on the documents of both")
+    compare = add("compare", _compare, "two runs, on the documents of both")
     compare.add_argument(
         "first", metavar="A", help="a model's folder of results, or a results file"
     )
@@ -121,43 +130,16 @@ def _dispatch(arguments: list[str]) -> int:
     compare.add_argument(
         "--anyway", action="store_true", help="also where judge, prompts, data or versions differ"
     )
-    agree = commands.add_parser("agree", help="two judges, or a judge and people, on one answer")
+    agree = add("agree", _agree, "two judges, or a judge and people, on one answer")
     agree.add_argument("first", metavar="A", help="a model's folder of results, or a file")
     agree.add_argument("second", metavar="B", nargs="?", help="the same answers by another judge")
     agree.add_argument("--labels", metavar="CSV", help="people's: document, criterion, label")
     agree.add_argument("--json", action="store_true", help="everything, for programs")
-    fetch = commands.add_parser("fetch", help="stage data and prompts for a machine without a net")
+    fetch = add("fetch", _fetch, "stage data and prompts for a machine without a net")
     fetch.add_argument("--dest", required=True, metavar="DIR", help="where to; made if need be")
     fetch.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
     fetch.add_argument("--dataset_revision", metavar="REV", help="of PRBench; default: main")
-    parsed = parse(parser, arguments)
-    if parsed.command == "path":
-        print(lm_eval_tasks.path())
-    elif parsed.command == "demo":
-        _demo()
-    elif parsed.command == "cache":
-        _cache(parsed)
-    elif parsed.command == "score":
-        _score(parsed)
-    elif parsed.command == "export":
-        _export(parsed)
-    elif parsed.command == "import":
-        _import(parsed)
-    elif parsed.command == "batch":
-        _batch(parsed)
-    elif parsed.command == "report":
-        _report(parsed)
-    elif parsed.command == "compare":
-        _compare(parsed)
-    elif parsed.command == "agree":
-        _agree(parsed)
-    elif parsed.command == "fetch":
-        _fetch(parsed)
-    elif parsed.command == "estimate":
-        _estimate(parsed)
-    else:
-        _link(parsed.command)
-    return 0
+    return parser
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -175,7 +157,11 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _demo() -> None:
+def _path(_: argparse.Namespace) -> None:
+    print(lm_eval_tasks.path())
+
+
+def _demo(_: argparse.Namespace) -> None:
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
     from custom_metrics.run import run
 
@@ -381,10 +367,10 @@ def _fetch(parsed: argparse.Namespace) -> None:
     )
 
 
-def _link(command: str) -> None:
+def _link(parsed: argparse.Namespace) -> None:
     from custom_metrics.link import folder, link, unlink
 
-    if command == "link":
+    if parsed.command == "link":
         names = link()
         print(f"lm_eval knows {len(names)} tasks now: {', '.join(names)} (files in {folder()})")
     else:
