@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from big_run import CRITERIA, DOCUMENTS, write_run
 
+from custom_metrics.analysis.results import read_runs
 from custom_metrics.report import write_report
-from custom_metrics.results import read_runs
 
 _WORDS = "no such words"
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lm_eval_tasks
 from custom_metrics.arguments import parse, read_json, read_pairs
@@ -28,6 +28,10 @@ from custom_metrics.errors import (
 )
 from custom_metrics.masking import masked_streams
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH = 140  # of a table that goes into a file
 _QUALITIES = ("strong", "middling", "weak")
 _DEMOS = {"prbench_sample": "prbench", "plawbench_sample": "plawbench"}
 
@@ -304,8 +308,8 @@ def _estimate(parsed: argparse.Namespace) -> None:
 
 
 def _report(parsed: argparse.Namespace) -> None:
+    from custom_metrics.analysis.results import read_runs
     from custom_metrics.report import plots, write_report
-    from custom_metrics.results import read_runs
 
     runs = read_runs(parsed.results)
     for run in runs:
@@ -315,7 +319,7 @@ def _report(parsed: argparse.Namespace) -> None:
     count = sum(len(run.documents) for run in runs)
     print(f"{path}: {len(runs)} runs, {count} documents, {path.stat().st_size / 1e6:.1f} MB")
     if parsed.csv or parsed.parquet:
-        from custom_metrics.table import write_csv, write_parquet
+        from custom_metrics.analysis.table import write_csv, write_parquet
 
         for write, given in ((write_csv, parsed.csv), (write_parquet, parsed.parquet)):
             if given:
@@ -327,32 +331,40 @@ def _report(parsed: argparse.Namespace) -> None:
 
 
 def _compare(parsed: argparse.Namespace) -> None:
-    from custom_metrics.compare import as_json, compare, console, show
-    from custom_metrics.results import read_run, told_apart
+    from custom_metrics.analysis.compare import compare
+    from custom_metrics.analysis.comparison_tables import as_json, show
+    from custom_metrics.analysis.results import read_run, told_apart
 
     first, second = told_apart([read_run(parsed.first), read_run(parsed.second)])
     comparison = compare(first, second, anyway=parsed.anyway)
     if parsed.json:
         print(as_json(comparison))
     else:
-        show(comparison, console())
+        show(comparison, _console())
 
 
 def _agree(parsed: argparse.Namespace) -> None:
-    from custom_metrics.agree import agree, as_json, read_labels, show
-    from custom_metrics.compare import console
-    from custom_metrics.results import read_run, told_apart
+    from custom_metrics.analysis.agree import agree
+    from custom_metrics.analysis.agreement_tables import as_json, show
+    from custom_metrics.analysis.labels import read_labels
+    from custom_metrics.analysis.results import read_run, told_apart
 
     if parsed.second is None and parsed.labels is None:
         raise ConfigError("agree: with what? Give a second run, or --labels")
     given = [parsed.first, *([parsed.second] if parsed.second else [])]
     runs = told_apart([read_run(path) for path in given])
-    labels = read_labels(parsed.labels) if parsed.labels else None
-    found = agree(runs, labels)
+    found = agree(runs, read_labels(parsed.labels) if parsed.labels else None)
     if parsed.json:
         print(as_json(found))
     else:
-        show(found, console())
+        show(found, _console())
+
+
+def _console() -> Console:
+    """As wide as the terminal, or as a table in a file may be."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

@@ -27,8 +27,8 @@ from rows import (
 from scipy import stats
 from two_runs import CASES, OTHER_CASES, make_run
 
+from custom_metrics.analysis.results import read_run
 from custom_metrics.cli import main
-from custom_metrics.results import read_run
 
 OTHER_FINANCE, OTHER_LEGAL = OTHER_CASES[: len(FINANCE)], OTHER_CASES[len(FINANCE) :]
 

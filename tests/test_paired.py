@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from custom_metrics.paired import (
+from custom_metrics.analysis.paired import (
     Stratum,
     difference,
     judge_share,

@@ -26,7 +26,7 @@ from stub_server import StubServer
 
 import lm_eval_tasks
 from custom_metrics import prbench
-from custom_metrics import results as reading
+from custom_metrics.analysis import results as reading
 from custom_metrics.cli import main
 from custom_metrics.report.text import LONGEST_MARKDOWN, markdown, visible
 

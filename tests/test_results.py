@@ -13,9 +13,9 @@ import pytest
 from rows import FINANCE, LEGAL, clipped
 from two_runs import CASES, answers, make_run
 
-from custom_metrics import results
+from custom_metrics.analysis import results
+from custom_metrics.analysis.results import read_run, read_runs
 from custom_metrics.errors import DataError
-from custom_metrics.results import read_run, read_runs
 
 
 @pytest.fixture(scope="module")

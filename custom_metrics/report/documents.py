@@ -15,11 +15,11 @@ from typing import Any
 
 import orjson
 
+from custom_metrics.analysis.results import PLAWBENCH, Answered, Document, Graded
 from custom_metrics.report.labels import AXES, STATUSES, SUBSETS, category_label
 from custom_metrics.report.summary import Summary, tasks_of
 from custom_metrics.report.text import markdown, visible
 from custom_metrics.report.trust import is_split
-from custom_metrics.results import PLAWBENCH, Answered, Document, Graded
 
 _BLOCK_CHARACTERS = 400_000
 _TITLE_CHARACTERS = 160

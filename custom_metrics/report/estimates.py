@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from custom_metrics import statistics
-from custom_metrics.results import PRBENCH, PRIMARY
+from custom_metrics.analysis.results import PRBENCH, PRIMARY
 
 Z95 = 1.959964  # two-sided 95%
 _NAN = math.nan

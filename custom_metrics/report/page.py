@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from custom_metrics.analysis.results import PLAWBENCH, PRBENCH, Run
 from custom_metrics.errors import ConfigError
 from custom_metrics.report import charts
 from custom_metrics.report.documents import pack
@@ -22,7 +23,6 @@ from custom_metrics.report.estimates import Estimate
 from custom_metrics.report.labels import BENCHMARKS, category_label
 from custom_metrics.report.summary import Section, Suite, Summary, summarise
 from custom_metrics.report.text import visible
-from custom_metrics.results import PLAWBENCH, PRBENCH, Run
 
 
 def write_report(runs: Sequence[Run], path: Path) -> Path:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from custom_metrics import prbench
-from custom_metrics.compare import differences, metric_difference
-from custom_metrics.paired import Difference
+from custom_metrics.analysis.compare import differences, metric_difference
+from custom_metrics.analysis.paired import Difference
+from custom_metrics.analysis.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Run
 from custom_metrics.report.estimates import Estimate, estimate, stated
 from custom_metrics.report.labels import AXES, SECTIONS, SUBSETS, leaderboards
 from custom_metrics.report.lost import Lost, lost_points
 from custom_metrics.report.trust import Trust, trust
-from custom_metrics.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Run
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from custom_metrics import reliability, statistics
+from custom_metrics import statistics
+from custom_metrics.analysis import reliability
+from custom_metrics.analysis.results import PRIMARY, Document, Graded, Run
 from custom_metrics.report.estimates import stated
 from custom_metrics.report.labels import AGREEMENT
 from custom_metrics.report.lost import all_criteria
-from custom_metrics.results import PRIMARY, Document, Graded, Run
 
 _LISTED = 12  # criteria of the list
 

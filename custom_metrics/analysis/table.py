@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from custom_metrics.analysis.results import Answered, Document, Graded, Run
 from custom_metrics.errors import ConfigError
-from custom_metrics.results import Answered, Document, Graded, Run
 
 Cell = str | float | int | bool | None
 

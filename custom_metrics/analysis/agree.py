@@ -1,36 +1,28 @@
 """``lm-eval-rubrics agree``: two judges, or a judge and people, on the same answers.
 
-From runs and labels to pairs of verdicts, from pairs to figures, from figures to tables or JSON.
+From runs and labels to pairs of verdicts, and from pairs to figures.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from sklearn.metrics import cohen_kappa_score, f1_score
 
 from custom_metrics import plawbench
+from custom_metrics.analysis.labels import Label, Labels, as_met
+from custom_metrics.analysis.paired import Difference, Stratum, difference
+from custom_metrics.analysis.results import PRBENCH, PRIMARY, Answered, Document, Graded, Run
 from custom_metrics.errors import DataError
-from custom_metrics.paired import Difference, Stratum, difference
-from custom_metrics.results import PRBENCH, PRIMARY, Answered, Document, Graded, Run
 
 PUBLISHED = {"macro_f1": 0.802, "kappa": 0.603}
 """PRBench's judge against its experts, as its paper reports it (0.605 by another reading)."""
 
 PEOPLE = "people"
-_COLUMNS = ("document", "criterion", "label")
-_YES, _NO = ("1", "true", "yes", "met"), ("0", "false", "no", "unmet", "not met")
 _LISTED = 20  # criteria on which the two differ most
 _TENTHS = 10  # steps of shares of points, for κ
 
@@ -115,18 +107,6 @@ class Agreement:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Label:
-    """A person's verdict as it was written, and where."""
-
-    text: str
-    place: str
-
-
-Labels = Mapping[tuple[str, str], Label]
-"""By document and criterion."""
-
-
 def agree(runs: Sequence[Run], labels: Labels | None = None) -> list[Agreement]:
     """Each two of ``runs`` (one or two) and ``labels``, for each benchmark that they share.
 
@@ -205,39 +185,6 @@ def _rubric(document: Document) -> list[tuple[str, str, float]]:
 # --- people's labels -----------------------------------------------------------------------
 
 
-def read_labels(path: str) -> Labels:
-    """A CSV file with the columns ``document``, ``criterion`` and ``label``; others are ignored.
-
-    A blank label is none. Raises :class:`DataError` that names the line.
-    """
-    found: dict[tuple[str, str], Label] = {}
-    try:
-        with Path(path).expanduser().open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(f"{path}: no column {', '.join(missing)} in its first line")
-            for row in reader:
-                place = f"{path}, line {reader.line_num}"
-                document, criterion, label = ((row[name] or "").strip() for name in _COLUMNS)
-                if not document or not criterion:
-                    raise DataError(f"{place}: document and criterion are needed")
-                if (document, criterion) in found:
-                    raise DataError(
-                        f"{place}: a second label for {criterion!r} of {document!r}; give each "
-                        "person's labels in a file of their own"
-                    )
-                if label:
-                    found[document, criterion] = Label(label, place)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not CSV in UTF-8 ({error})") from None
-    if not found:
-        raise DataError(f"{path}: no labels in it")
-    return found
-
-
 def _labelled(run: Run, labels: Labels) -> tuple[list[_Matched], list[str]]:
     """The answers of ``run`` with people's labels as their second grading."""
     documents = {d.id: d for d in run.documents}
@@ -276,32 +223,13 @@ def _as_answer(document: Document, labels: Mapping[str, Label]) -> Answered:
         tuple(
             replace(
                 criterion,
-                met=_met(labels[name], document, criterion) if name in labels else None,
+                met=as_met(labels[name], document, criterion) if name in labels else None,
                 explanation=None,
                 failure=None,
             )
             for name, criterion in criteria.items()
         ),
     )
-
-
-def _met(label: Label, document: Document, criterion: Graded) -> float | None:
-    if document.benchmark == PRBENCH:
-        if label.text.casefold() in _YES + _NO:
-            return float(label.text.casefold() in _YES)
-        raise DataError(
-            f"{label.place}: {label.text!r:.40} is none of {', '.join(_YES)}, {', '.join(_NO)}"
-        )
-    try:
-        points = float(label.text)
-    except ValueError:
-        points = math.nan
-    if not 0 <= points <= criterion.weight:
-        raise DataError(
-            f"{label.place}: points from 0 to {criterion.weight:g} are needed, not "
-            f"{label.text!r:.40}"
-        )
-    return points / criterion.weight if criterion.weight else None
 
 
 # --- figures -------------------------------------------------------------------------------
@@ -440,128 +368,3 @@ def _score(answer: Answered) -> float:
     best = sum(c.weight for c in answer.criteria if c.weight > 0)
     known = [c.weight * c.met for c in answer.criteria if c.met is not None and not c.failure]
     return sum(known) / best if best and len(known) == len(answer.criteria) else math.nan
-
-
-# --- how it is shown -----------------------------------------------------------------------
-
-
-def as_json(found: Sequence[Agreement]) -> str:
-    """Everything, as one JSON object; what cannot be said is null."""
-    document = {
-        "published": {"prbench": PUBLISHED},
-        "agreements": [_agreement_as_dict(agreement) for agreement in found],
-    }
-    return json.dumps(_known(document), ensure_ascii=False, indent=2, allow_nan=False)
-
-
-def _agreement_as_dict(found: Agreement) -> dict[str, Any]:
-    return {
-        "first": found.first,
-        "second": found.second,
-        "benchmark": found.benchmark,
-        "notes": list(found.notes),
-        "score": found.score,
-        "lines": [
-            {"axis": line.axis, "value": line.value, **asdict(line.figures)} for line in found.lines
-        ],
-        "effect": asdict(found.effect) if found.effect else None,
-        "differing": [
-            {
-                "task": pair.task,
-                "document": pair.document,
-                "criterion": pair.criterion.id,
-                "text": pair.criterion.text,
-                "category": pair.criterion.category,
-                "weight": pair.criterion.weight,
-                "first": pair.first,
-                "second": pair.second,
-                "first_reason": pair.first_reason,
-                "second_reason": pair.second_reason,
-            }
-            for pair in found.differing
-        ],
-    }
-
-
-def _known(value: Any) -> Any:
-    """The same without NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _known(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_known(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def show(found: Sequence[Agreement], console: Console) -> None:
-    """As tables for people."""
-    for agreement in found:
-        console.print(Text(f"A  {agreement.first}\nB  {agreement.second}"))
-        console.print(_figures_table(agreement))
-        if agreement.benchmark == PRBENCH:
-            console.print(
-                Text(
-                    f"For scale: PRBench's paper has macro-F1 {PUBLISHED['macro_f1']} and κ "
-                    f"{PUBLISHED['kappa']} between its judge and experts."
-                )
-            )
-        console.print(Text(_effect_text(agreement)))
-        if agreement.differing:
-            console.print(_differing_table(agreement))
-        for note in agreement.notes:
-            console.print(Text(f"note: {note}"))
-
-
-def _figures_table(agreement: Agreement) -> Table:
-    table = Table(
-        title=Text(f"Agreement on {agreement.benchmark}"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("")
-    is_verdicts = agreement.benchmark == PRBENCH
-    columns = (
-        ("n", "both met", "only A", "only B", "neither", "agreement", "Cohen's κ", "macro-F1")
-        if is_verdicts
-        else ("n", "B − A", "mean |B − A|", "correlation", "quadratic κ")
-    )
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for line in agreement.lines:
-        name = "all" if line.axis is None else f"{line.axis}: {line.value}"
-        cells = asdict(line.figures).values()
-        table.add_row(Text(name), *(str(c) if isinstance(c, int) else _number(c) for c in cells))
-    return table
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}"
-
-
-def _effect_text(agreement: Agreement) -> str:
-    effect = agreement.effect
-    if effect is None:
-        return "No document has every verdict of both, so that scores cannot be compared."
-    known = not math.isnan(effect.low)
-    between = f" (95% interval {effect.low:+.4f} to {effect.high:+.4f})" if known else ""
-    return (
-        f"{agreement.score} over the {effect.documents} documents that both graded in full: A "
-        f"{effect.first:.4f}, B {effect.second:.4f}, B − A {effect.value:+.4f}{between}; B is "
-        f"higher on {effect.wins}, equal on {effect.ties}, lower on {effect.losses}."
-    )
-
-
-def _differing_table(agreement: Agreement) -> Table:
-    table = Table(title=Text("Where they differ most"), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("weight", "A", "B"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("document")
-    table.add_column("criterion", ratio=1)
-    for pair in agreement.differing[:10]:
-        table.add_row(
-            f"{pair.criterion.weight:g}",
-            f"{pair.first:g}" if agreement.benchmark == PRBENCH else f"{pair.first:.2f}",
-            f"{pair.second:g}" if agreement.benchmark == PRBENCH else f"{pair.second:.2f}",
-            Text(pair.document),
-            Text(" ".join(pair.criterion.text.split())[:160]),
-        )
-    return table

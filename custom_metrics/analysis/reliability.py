@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from custom_metrics import plawbench
-from custom_metrics.paired import judge_share, smallest_difference_alone
-from custom_metrics.results import Document, Run
+from custom_metrics.analysis.paired import judge_share, smallest_difference_alone
+from custom_metrics.analysis.results import Document, Run
 
 
 def overall_weights(run: Run, tasks: Sequence[str]) -> Mapping[str, float]:
@@ -26,7 +26,7 @@ def smallest_difference(
     """What a second run on these documents would have to differ by to be told apart.
 
     ``weights`` as :func:`overall_weights` gives them, ``correlation`` is the assumption of
-    :func:`custom_metrics.paired.smallest_difference_alone`.
+    :func:`custom_metrics.analysis.paired.smallest_difference_alone`.
     """
     by_task: dict[str, list[float]] = {}
     for document in documents:

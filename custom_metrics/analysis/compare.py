@@ -1,42 +1,42 @@
 """``lm-eval-rubrics compare``: two runs on the documents that both have scored.
 
-From runs to lines of a table, or to JSON. What cannot be compared is refused, with what differs.
+From runs to differences. What cannot be compared is refused, with what differs.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from custom_metrics import plawbench, prbench
+from custom_metrics.analysis.paired import Difference, Stratum, difference
+from custom_metrics.analysis.reliability import judge_shares, overall_weights
+from custom_metrics.analysis.results import (
+    AXES,
+    PLAWBENCH,
+    PRBENCH,
+    PRIMARY,
+    Document,
+    Provenance,
+    Run,
+)
 from custom_metrics.errors import ConfigError, DataError
-from custom_metrics.paired import Difference, Stratum, difference
-from custom_metrics.reliability import judge_shares, overall_weights
-from custom_metrics.results import AXES, PLAWBENCH, PRBENCH, PRIMARY, Document, Provenance, Run
 
 # Settings of a judge that decide when a verdict comes, and not what it says. Which prompt it was
 # is known by its hash.
 _NO_MATTER = ("api_key_env", "concurrency", "max_retries", "note", "prompt", "timeout")
 _ENDPOINT = ".endpoint"
 _FEW = 20  # documents, below which a bootstrap's interval is rough
-_WIDTH = 140  # of a table that goes into a file
 
 _OTHERS = {
     PRBENCH: ("normalized_score",),
     PLAWBENCH: tuple(f"{name}_acc" for name, _, _ in plawbench.SECTIONS),
 }
 _OVERALL = "overall"  # PLawBench's, of all four subsets
-_SHOWN_AXES = ("topic", "category")  # the others are in the JSON
 
 
 @dataclass(frozen=True)
@@ -301,90 +301,3 @@ def _stratum(pairs: Sequence[_Pair], metric: str, weight: float = 1.0) -> Stratu
     )
     scores = scores[~np.isnan(scores).any(axis=1)]
     return Stratum(scores[:, 0], scores[:, 1], weight) if scores.size else None
-
-
-# --- how it is shown -----------------------------------------------------------------------
-
-
-def as_json(comparison: Comparison) -> str:
-    """Everything, as one JSON object; what cannot be said is null."""
-    return json.dumps(
-        {
-            "first": _described(comparison.first),
-            "second": _described(comparison.second),
-            "differing": list(comparison.differing),
-            "notes": list(comparison.notes),
-            "lines": [_line_as_dict(line) for line in comparison.lines],
-        },
-        ensure_ascii=False,
-        indent=2,
-        allow_nan=False,
-    )
-
-
-def _described(run: Run) -> dict[str, Any]:
-    return {"label": run.label, "model": run.model, "date": run.date, "path": str(run.path)}
-
-
-def _line_as_dict(line: Line) -> dict[str, Any]:
-    numbers = {**asdict(line.difference), "moved": line.difference.moved}
-    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
-    difference_ = known.pop("value")
-    return {
-        "task": line.task,
-        "metric": line.metric,
-        "axis": line.axis,
-        "value": line.value,
-        "difference": difference_,
-        **known,
-    }
-
-
-def show(comparison: Comparison, console: Console) -> None:
-    """As tables for people."""
-    a, b = comparison.first.label, comparison.second.label
-    console.print(Text(f"A  {a}\nB  {b}\nDifferences are B − A, with 95% intervals."))
-    for text in comparison.differing:
-        console.print(Text(f"NOT ALIKE: {text}", style="bold red"))
-    overall = [line for line in comparison.lines if line.axis is None]
-    console.print(_table("Scores", overall, lambda line: (line.task, line.metric)))
-    for axis in ("rubric category", *_SHOWN_AXES):
-        lines = [line for line in comparison.lines if line.axis == axis]
-        if lines:
-            console.print(_table(f"By {axis}", lines, lambda line: (line.task, str(line.value))))
-    console.print(
-        Text(
-            "wins / ties / losses are documents that B does better, the same or worse on. * the "
-            "interval leaves out 0 (each line on its own: of twenty, one does by chance). "
-            "Smallest: the true difference that as many documents, spread like these, find with "
-            "80% power at 5%."
-        )
-    )
-    for note in comparison.notes:
-        console.print(Text(f"note: {note}"))
-
-
-def _table(title: str, lines: Sequence[Line], names: Callable[[Line], tuple[str, str]]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("task", ""):
-        table.add_column(name)
-    for name in ("A", "B", "B − A", "95% interval", "n", "wins/ties/losses", "smallest"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for line in lines:
-        d = line.difference
-        table.add_row(
-            *(Text(name) for name in names(line)),
-            f"{d.first:.4f}",
-            f"{d.second:.4f}",
-            f"{d.value:+.4f}{'*' if d.told_apart else ' '}",
-            "" if math.isnan(d.low) else f"{d.low:+.4f} to {d.high:+.4f}",
-            str(d.documents),
-            f"{d.wins}/{d.ties}/{d.losses}",
-            "" if math.isnan(d.smallest) else f"{d.smallest:.4f}",
-        )
-    return table
-
-
-def console() -> Console:
-    """Standard output; wide where it is a file, which has no width."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
