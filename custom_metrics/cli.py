@@ -116,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument(
         "--live_rest", action="store_true", help="ask what no batch brought by itself"
     )
+    batch.add_argument(
+        "--forget_lost", action="store_true", help="send again what the API no longer has"
+    )
     batch.add_argument("--poll", type=float, default=60, metavar="SECONDS", help="default: 60")
     _add_limit(batch)
     report = add("report", _report, "results and samples as one HTML file")
@@ -276,6 +279,7 @@ def _batch(parsed: argparse.Namespace) -> None:
             metadata=metadata,
             output_path=parsed.output_path,
             live_rest=parsed.live_rest,
+            forget_lost=parsed.forget_lost,
             poll=parsed.poll,
             most_requests=_requests_per_file(parsed),
         )

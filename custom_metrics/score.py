@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 from lm_eval.evaluator_utils import _process_results
@@ -36,6 +38,7 @@ from custom_metrics import ranks, saved
 from custom_metrics.errors import ConfigError, DataError, RubricError
 from custom_metrics.judge import Judge, Panel
 from custom_metrics.masking import mask
+from custom_metrics.output import replacing, writing
 from custom_metrics.saved import SamplesFile, SavedAnswer
 from custom_metrics.task import RubricTask
 
@@ -76,34 +79,51 @@ def score(
     folder = None
     if output_path:
         folder = Path(output_path) / str(tracker.general_config_tracker.model_name_sanitized)
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(f"--output_path {output_path}"):
+            folder.mkdir(parents=True, exist_ok=True)
     scored = {name: Scored() for name in tasks}
-    parts = {name: folder / f"samples_{name}.jsonl.part" for name in tasks} if folder else {}
     with ExitStack() as stack:
-        outputs = {
-            name: stack.enter_context(part.open("w", encoding="utf-8"))
-            for name, part in parts.items()
-        }
+        outputs: dict[str, TextIO] = {}
+        for name in tasks if folder else ():
+            with writing(f"--output_path {output_path}"):
+                # Without a name: two judges may score into one folder, and a kill leaves nothing.
+                outputs[name] = stack.enter_context(
+                    TemporaryFile("w+", encoding="utf-8", dir=folder)
+                )
         for name, sample in _judged(files, tasks):
             _take(scored[name], tasks[name], sample, outputs.get(name))
-    for task in tasks.values():
-        task.end_scoring()
-    results = _results(files, tasks, groups, scored)
-    if folder:
-        hashes = {
-            n: [h for _, h in sorted(s.hashes, key=lambda pair: pair[0])] for n, s in scored.items()
-        }
-        tracker.save_results_aggregated(results=results, samples=hashes)
-        date = getattr(tracker, "date_id", None)
-        if date is None or not (folder / f"results_{date}.json").is_file():
-            raise RubricError(f"the results could not be written to {folder}")
-        for name, part in parts.items():
-            os.replace(part, folder / f"samples_{name}_{date}.jsonl")
-        print(f"written to {folder}/*_{date}.json(l)")
+        for task in tasks.values():
+            task.end_scoring()
+        results = _results(files, tasks, groups, scored)
+        if folder:
+            date = _write_results(tracker, folder, results, scored)
+            for name, written in outputs.items():
+                written.seek(0)
+                path = folder / f"samples_{name}_{date}.jsonl"
+                with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+                    copyfileobj(written, file)
+            print(f"written to {folder}/*_{date}.json(l)")
     print(make_table(results))
     if "groups" in results:
         print(make_table(results, "groups"))
     return results
+
+
+def _write_results(
+    tracker: EvaluationTracker,
+    folder: Path,
+    results: dict[str, Any],
+    scored: Mapping[str, Scored],
+) -> str:
+    """Write the results file; the date in its name. Raises :class:`RubricError`."""
+    hashes = {
+        n: [h for _, h in sorted(s.hashes, key=lambda pair: pair[0])] for n, s in scored.items()
+    }
+    tracker.save_results_aggregated(results=results, samples=hashes)
+    date = getattr(tracker, "date_id", None)
+    if date is None or not (folder / f"results_{date}.json").is_file():
+        raise RubricError(f"the results could not be written to {folder}")
+    return str(date)
 
 
 def load(

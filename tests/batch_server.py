@@ -43,8 +43,10 @@ class BatchServer(StubServer):
     """`endings` are those of the batches in the order in which they are made; then all complete.
 
     `batched` counts the calls that were made for batches. `faults` are statuses that the next
-    requests to the Batch API get instead of an answer; `lost` lets that many batches be made
-    without an answer.
+    requests to the Batch API get instead of an answer, `odd` are bodies that they get with 200;
+    `lost` lets that many batches be made without an answer. `missing` are files and batches that
+    the API does not find, `status` is what it says of every batch that has not ended, `strangers`
+    are lines that come with the replies.
     """
 
     def __init__(self, *args: Any, endings: Sequence[Ending] = (), **kwargs: Any) -> None:
@@ -53,6 +55,10 @@ class BatchServer(StubServer):
         self.batches: list[Made] = []
         self.batched = 0
         self.faults: list[int] = []
+        self.odd: list[bytes] = []
+        self.missing: set[str] = set()
+        self.status = "in_progress"
+        self.strangers: list[dict[str, Any]] = []
         self.lost = 0
         self.hold = False
         self._endings = list(endings)
@@ -74,6 +80,10 @@ class BatchServer(StubServer):
         if self.faults and request.path.startswith(("/v1/files", "/v1/batches")):
             status = self.faults.pop(0)
             return web.json_response({"error": {"message": f"a fault of {status}"}}, status=status)
+        if self.odd and request.path.startswith(("/v1/files", "/v1/batches")):
+            return web.Response(body=self.odd.pop(0), content_type="application/json")
+        if request.match_info.get("name") in self.missing:
+            return web.json_response({"error": {"message": "no such thing"}}, status=404)
         return await handler(request)
 
     async def _upload(self, request: web.Request) -> web.Response:
@@ -142,6 +152,7 @@ class BatchServer(StubServer):
             error = {"code": "batch_expired", "message": "This request could not be executed."}
             errors.append({"id": "l", "custom_id": line["custom_id"], "response": None,
                            "error": error})  # fmt: skip
+        output += self.strangers
         made.counts = {"total": len(lines), "completed": len(output), "failed": len(errors)}
         made.output, made.errors = self._written(output), self._written(errors)
 
@@ -150,7 +161,7 @@ class BatchServer(StubServer):
         return self._file(text.encode())["id"] if rows else None
 
     def _shown(self, made: Made) -> dict[str, Any]:
-        status = made.ending.status if made.ended else "in_progress"
+        status = made.ending.status if made.ended else self.status
         errors = {"object": "list", "data": [{"code": "x", "message": made.ending.message}]}
         return {
             "id": made.name, "object": "batch", "endpoint": made.given["endpoint"],

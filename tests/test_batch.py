@@ -28,7 +28,8 @@ from rows import (
 )
 from stub_server import Received, Reply, StubServer, content_filtered, server_error
 
-from custom_metrics.batch.files import read_replies
+from custom_metrics.batch.files import BadLine, read_replies
+from custom_metrics.batch.replies import import_replies
 from custom_metrics.cli import main
 from custom_metrics.errors import DataError
 
@@ -233,6 +234,28 @@ def test_replies_to_something_else_are_refused_and_none_is_kept(
     assert not store.exists() or not kept(store)
 
 
+def test_replies_that_came_after_unreadable_ones_count(
+    server: BatchServer, world: World, answers: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    live = expected(server, answers, tmp_path / "live", monkeypatch)
+    assert export(server, answers, tmp_path / "requests.jsonl") == 0
+    requests = tmp_path / "requests.jsonl"
+    bad = write_lines(tmp_path / "bad.jsonl", answered(requests, lambda _: Reply("I cannot say.")))
+    good = write_lines(tmp_path / "good.jsonl", answered(requests, world.respond))
+    new = f"{CALLS} replies kept"
+    for path, said in (
+        (bad, new), (good, new), (bad, "0 replies kept"), (good, f"{CALLS} known already"),
+    ):  # fmt: skip
+        assert main(["import", str(path)]) == 0
+        assert said in capsys.readouterr().out
+    forget_judges()
+    assert main(["score", str(answers), "--output_path", str(tmp_path / "two"),
+                 *settings(server)]) == 0  # fmt: skip
+    assert not server.received
+    assert results(tmp_path / "two")["results"] == live
+
+
 def test_a_cut_off_line_costs_itself_and_a_second_import_nothing(
     server: BatchServer, world: World, answers: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -315,11 +338,14 @@ def test_a_reply_of_the_responses_api_is_read(tmp_path: Path) -> None:
     assert (found.reply.text, found.reply.usage.prompt) == ("Yes.", 3)
 
 
-def test_a_line_that_is_no_object_is_refused(tmp_path: Path) -> None:
+def test_a_line_that_is_no_object_is_nobody_s(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("[1]\n", encoding="utf-8")
+    (found,) = read_replies(path)
+    assert isinstance(found, BadLine)
+    assert found.foreign
     with pytest.raises(DataError, match="custom_id"):
-        list(read_replies(path))
+        import_replies([str(path)])
 
 
 def test_an_import_that_was_killed_is_finished_by_the_next(
@@ -471,6 +497,84 @@ def test_a_batch_that_was_made_without_an_answer_is_not_made_twice(
     server.lost = 1
     assert batch(server, answers, tmp_path / "two") == 0
     assert len(server.batches) == 1
+
+
+@pytest.mark.parametrize("missing", ["batch_0", "file-1"], ids=["the batch", "its replies"])
+def test_what_was_paid_for_is_not_sent_again_unless_told_to(
+    missing: str, server: BatchServer, answers: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    server.missing = {missing}  # as with another project's key
+    for _ in range(2):
+        assert batch(server, answers, tmp_path / "two") == 3
+        error = capsys.readouterr().err
+        assert "batch batch_0" in error
+        assert "--forget_lost" in error
+    assert len(server.batches) == 1
+    server.missing = set()
+    assert batch(server, answers, tmp_path / "two") == 0
+    assert len(server.batches) == 1
+    assert server.batched == CALLS
+
+
+@pytest.mark.parametrize("missing", ["batch_0", "file-1"], ids=["the batch", "its replies"])
+def test_what_the_api_has_lost_goes_again_when_told_to(
+    missing: str, server: BatchServer, answers: Path, tmp_path: Path
+) -> None:
+    server.missing = {missing}
+    assert batch(server, answers, tmp_path / "two") == 3
+    assert batch(server, answers, tmp_path / "two", "--forget_lost") == 0
+    assert len(server.batches) == 2
+    assert not server.received
+
+
+@pytest.mark.parametrize("status", [413, 400])
+def test_a_file_that_the_api_does_not_take_is_made_anew(
+    status: int, server: BatchServer, answers: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    server.faults = [status, status]
+    assert batch(server, answers, tmp_path / "two") == 3
+    assert f"a fault of {status}" in capsys.readouterr().err
+    server.faults = []
+    assert batch(server, answers, tmp_path / "two", "--requests_per_file", "8") == 0
+    assert len(server.batches) > 1  # in smaller ones
+    assert server.batched == CALLS
+
+
+def test_answers_that_the_api_does_not_give_are_waited_out(
+    server: BatchServer, answers: Path, tmp_path: Path
+) -> None:
+    for odd in (b"<html>", b"[]", b"{}", b'"x"', b"null"):
+        server.odd = [odd] * 6  # to the upload, the list, the creation and the polls
+        out = tmp_path / f"out-{odd!r}"
+        forget_judges()
+        command = ["batch", str(answers), "--output_path", str(out), "--poll", "0.01",
+                   *settings(server, temperature=len(odd) / 10)]  # fmt: skip
+        assert main(command) == 0
+
+
+def test_a_status_that_batches_do_not_have_is_not_polled_for_ever(
+    server: BatchServer, answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.status, server.hold = "sleeping", True
+    forget_judges()
+    command = ["batch", str(answers), "--output_path", str(tmp_path / "two"), "--poll", "0.01",
+               *settings(server, max_outage=1)]  # fmt: skip
+    assert main(command) == 3
+    assert "without a status that batches have" in capsys.readouterr().err
+    server.status, server.hold = "in_progress", False
+    assert batch(server, answers, tmp_path / "two") == 0
+    assert len(server.batches) == 1
+
+
+def test_foreign_lines_among_the_replies_cost_only_themselves(
+    server: BatchServer, answers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.strangers = [{"custom_id": "somebody-else-s"}, {"custom_id": f"{'0' * 12}-{'0' * 64}"}]
+    assert batch(server, answers, tmp_path / "two") == 0
+    assert len(server.batches) == 1
+    assert "2 of other requests" in caplog.text
 
 
 def test_a_refused_key_stops_at_once(

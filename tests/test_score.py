@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from asking import CASES, forget_judges, wait_until
 from background import running
 from commands import judge_arguments, model_arguments, only, results, samples
 from rows import FINANCE, LEGAL, World, write_data
-from stub_server import Received, Reply, StubServer
+from stub_server import Received, Reply, StubServer, verdict
 
 from custom_metrics.cli import main
 
@@ -157,7 +158,8 @@ def test_a_score_that_was_killed_is_finished_without_a_call_repeated(
         assert calls <= len(server.received) <= calls + 2  # two were in flight
         one_step(server, tmp_path / "one", tasks="prbench_finance")
     assert results(tmp_path / "one")["results"] == results(tmp_path / "two")["results"]
-    assert not list((tmp_path / "two").rglob("*.part"))
+    # The model's folder, the results and the samples: the killed one left nothing.
+    assert len(list((tmp_path / "two").rglob("*"))) == 3
 
 
 # --- files that do not fit -----------------------------------------------------------------------
@@ -262,3 +264,39 @@ def test_another_task_prompt_than_the_answers_were_given_to_is_refused(
     score = ["score", str(tmp_path / "one"), "--metadata", '{"task_prompt": "official"}', *lexical]
     assert main(score) == 2
     assert "given to the task prompt builtin" in capsys.readouterr().err
+
+
+def test_two_judges_at_the_same_time_may_write_to_one_folder(tmp_path: Path) -> None:
+    """As one does it for ``agree``: each run's samples stay its own."""
+    world = World()
+
+    def judged(call: Received) -> Reply:
+        if call.model == "model":
+            return world.respond(call)
+        return Reply(verdict(call.model == "yes"), delay=0.05)
+
+    with StubServer(judged, models=("model", "yes", "no")) as server:
+        generate(server, tmp_path / "saved", "--predict_only", tasks="prbench_finance")
+        command = ["score", str(tmp_path / "saved"), "--output_path", str(tmp_path / "two")]
+        names = ("yes", "no")
+        with ExitStack() as stack:
+            runs = [
+                stack.enter_context(
+                    running("lm-eval-rubrics", *command,
+                            *judge_arguments(server.url, model=name, prompt="builtin"),
+                            log=tmp_path / name)
+                )
+                for name in names
+            ]  # fmt: skip
+            for run in runs:
+                assert run.code() == 0, run.text
+    found = {}
+    for path in (tmp_path / "two").rglob("results_*.json"):
+        stamp = path.name.removeprefix("results_").removesuffix(".json")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        (config,) = content["configs"].values()
+        samples = path.with_name(f"samples_prbench_finance_{stamp}.jsonl")
+        lines = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+        met = {c["met"] for line in lines for c in line["doc"]["criteria"]}
+        found[config["metadata"]["judge"]["model"]] = met
+    assert found == {"yes": {True}, "no": {False}}

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 
 from custom_metrics.analysis.results import Answered, Document, Graded, Run
-from custom_metrics.errors import ConfigError
+from custom_metrics.output import replacing
 
 Cell = str | float | int | bool | None
 
@@ -108,21 +108,15 @@ def _of_verdict(number: int, answer: Answered, criterion: Graded) -> dict[str, C
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
     """:func:`rows` as UTF-8 CSV with a header. Raises :class:`ConfigError` if it cannot."""
-    try:
-        with path.open("w", encoding="utf-8", newline="") as out:
-            writer = csv.DictWriter(out, [name for name, _ in COLUMNS])
-            writer.writeheader()
-            writer.writerows(rows(runs))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, [name for name, _ in COLUMNS])
+        writer.writeheader()
+        writer.writerows(rows(runs))
 
 
 def write_parquet(runs: Sequence[Run], path: Path) -> None:
     """:func:`rows` as parquet, a row group a run. Raises :class:`ConfigError` if it cannot."""
     schema = pyarrow.schema(COLUMNS)
-    try:
-        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-            for run in runs:
-                writer.write_table(pyarrow.Table.from_pylist(list(rows([run])), schema=schema))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from None
+    with replacing(path) as part, pyarrow.parquet.ParquetWriter(part, schema) as writer:
+        for run in runs:
+            writer.write_table(pyarrow.Table.from_pylist(list(rows([run])), schema=schema))

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from custom_metrics.errors import ConfigError, DataError
 from custom_metrics.judge import Reply, Request
 from custom_metrics.judge.client import FinalFailure, reply_in
+from custom_metrics.output import writing
 
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000
 """What OpenAI takes in one file."""
@@ -98,15 +99,18 @@ class RequestFiles:
         number = len(self._parts) + 1
         name = self._path.name if number == 1 else f"{self._path.stem}-{number}{self._path.suffix}"
         path = self._path.with_name(name)
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; give a file in it, such as requests.jsonl")
         if path.exists():
             raise ConfigError(
                 f"{path} is there already and may have been sent; remove it, or choose another name"
             )
         if self._file is not None:
             self._file.close()
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
-        self._file = part.open("wb")
+        with writing(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = part.open("wb")
         self._parts.append((part, path))
         self._requests = self._bytes = 0
 
@@ -122,11 +126,17 @@ class ReplyLine:
     failure: str = ""
 
 
-def read_replies(path: Path) -> Iterator[ReplyLine | str]:
-    """Every line of a result or error file; of one that is no JSON (cut off, say) its place.
+@dataclass(frozen=True)
+class BadLine:
+    """A line that cannot be used: no JSON (cut off, say), or ``foreign``, to no request of ours."""
 
-    Raises :class:`DataError` for a line that answers no request of this project's.
-    """
+    place: str
+    why: str
+    foreign: bool = False
+
+
+def read_replies(path: Path) -> Iterator[ReplyLine | BadLine]:
+    """Every line of a result or error file. Raises :class:`DataError` if it cannot be read."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -139,18 +149,20 @@ def read_replies(path: Path) -> Iterator[ReplyLine | str]:
             try:
                 line = json.loads(text)
             except (ValueError, RecursionError):
-                yield place
+                yield BadLine(place, "no JSON")
                 continue
             yield _reply_line(place, line)
 
 
-def _reply_line(place: str, line: Any) -> ReplyLine:
+def _reply_line(place: str, line: Any) -> ReplyLine | BadLine:
     given = line.get("custom_id") if isinstance(line, Mapping) else None
     match = _CUSTOM_ID.fullmatch(given) if isinstance(given, str) else None
     if match is None:
-        raise DataError(
-            f"{place}: its custom_id is none that lm-eval-rubrics export gives; is this a file of "
-            "replies to such an export?"
+        return BadLine(
+            place,
+            "its custom_id is none that lm-eval-rubrics export gives; is this a file of replies to "
+            "such an export?",
+            foreign=True,
         )
     reply, failure = _reply(line)
     return ReplyLine(place, match["export"], match["key"], reply, failure)
@@ -167,7 +179,7 @@ def _reply(line: Mapping[str, Any]) -> tuple[Reply | None, str]:
             return reply_in(body), ""
         except FinalFailure as error:
             return None, str(error)
-        except (KeyError, TypeError, IndexError, AttributeError):
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError):
             return None, "the response has no message"
     inner = body.get("error") if isinstance(body, Mapping) else None
     return None, _message(inner or line.get("error") or body, status)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from custom_metrics.answer import writable
 from custom_metrics.batch.files import ReplyLine, read_replies
 from custom_metrics.batch.registry import Export, Registry
 from custom_metrics.errors import ConfigError, DataError
@@ -31,6 +32,12 @@ class Imported:
     unusable: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     unread: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    @property
+    def replies(self) -> int:
+        """The lines that answer a request, whatever they say."""
+        return self.kept + self.known + self.unusable + self.failed.total()
 
     def __str__(self) -> str:
         parts = [f"{self.kept} replies kept"]
@@ -41,14 +48,17 @@ class Imported:
             parts.append(f"{self.failed.total()} failed ({count} times: {reason})")
         if self.unread:
             parts.append(f"{len(self.unread)} lines are no JSON (the first: {self.unread[0]})")
+        if self.foreign:
+            parts.append(f"{len(self.foreign)} of other requests (the first: {self.foreign[0]})")
         return ", ".join(parts)
 
 
-def import_replies(given: Sequence[str]) -> Imported:
+def import_replies(given: Sequence[str], *, foreign: bool = False) -> Imported:
     """Keep the replies in files and globs. All files are read before anything is kept.
 
-    Raises :class:`DataError` for a file that is not of replies to an export made here. Doing it
-    again keeps no reply a second time.
+    Raises :class:`DataError` for a file that is not of replies to an export made here, unless
+    ``foreign`` lines are to be passed over, which are counted. Doing it again keeps no reply a
+    second time.
     """
     path = store_path()
     if path is None:
@@ -56,14 +66,19 @@ def import_replies(given: Sequence[str]) -> Imported:
     paths = _paths(given)
     registry = Registry()
     try:
-        exports = _check(paths, registry)
+        found = Imported()
+        exports, strangers = _check(paths, registry, found)
     finally:
         registry.close()
-    found = Imported()
+    if found.foreign and not foreign:
+        raise DataError(found.foreign[0])
+    if not exports and not foreign:
+        raise DataError(f"{', '.join(map(str, paths))}: no replies there")
     store = Store(path)
     try:
-        for lines in _chunks(_lines(paths, found)):
-            _keep(lines, exports, store, found)
+        for lines in _chunks(_lines(paths, Imported())):
+            known = [line for line in lines if line.place not in strangers]
+            _keep(known, exports, store, found)
     finally:
         store.close()
     return found
@@ -81,39 +96,44 @@ def _paths(given: Sequence[str]) -> list[Path]:
     return list(paths)
 
 
-def _check(paths: Sequence[Path], registry: Registry) -> dict[str, Export]:
-    """The exports that the replies are to. Raises :class:`DataError` for those of another one."""
+def _check(
+    paths: Sequence[Path], registry: Registry, found: Imported
+) -> tuple[dict[str, Export], set[str]]:
+    """The exports that the replies are to, and the places of those that are to none; ``found``
+    says why."""
     exports: dict[str, Export] = {}
-    some = False
-    for lines in _chunks(_lines(paths, Imported())):
-        some = True
+    strangers: dict[str, str] = {}
+    for lines in _chunks(_lines(paths, found)):
         by_export: dict[str, list[ReplyLine]] = {}
         for line in lines:
             by_export.setdefault(line.export, []).append(line)
         for name, members in by_export.items():
             export = exports.get(name) or registry.find(name)
             if export is None:
-                raise DataError(
-                    f"{members[0].place}: a reply to export {name}, which was not made here; "
-                    "import it where it was made, or with the same RUBRIC_CACHE_DIR"
-                )
-            exports[name] = export
+                strangers |= {
+                    line.place: f"a reply to export {name}, which was not made here; import it "
+                    "where it was made, or with the same RUBRIC_CACHE_DIR"
+                    for line in members
+                }
+                continue
             known = registry.known(name, [line.key for line in members])
-            stranger = next((line for line in members if line.key not in known), None)
-            if stranger is not None:
-                raise DataError(f"{stranger.place}: export {name} has no such request")
-    if not some:
-        raise DataError(f"{', '.join(map(str, paths))}: no replies there")
-    return exports
+            unasked = [line.place for line in members if line.key not in known]
+            strangers |= dict.fromkeys(unasked, f"export {name} has no such request")
+            if len(unasked) < len(members):
+                exports[name] = export
+    found.foreign += [f"{place}: {why}" for place, why in strangers.items()]
+    return exports, set(strangers)
 
 
 def _lines(paths: Iterable[Path], found: Imported) -> Iterator[ReplyLine]:
     for path in paths:
         for line in read_replies(path):
-            if isinstance(line, str):
-                found.unread.append(line)
-            else:
+            if isinstance(line, ReplyLine):
                 yield line
+            elif line.foreign:
+                found.foreign.append(f"{line.place}: {line.why}")
+            else:
+                found.unread.append(line.place)
 
 
 def _chunks(lines: Iterable[ReplyLine]) -> Iterator[list[ReplyLine]]:
@@ -125,24 +145,31 @@ def _chunks(lines: Iterable[ReplyLine]) -> Iterator[list[ReplyLine]]:
 def _keep(
     lines: Sequence[ReplyLine], exports: dict[str, Export], store: Store, found: Imported
 ) -> None:
-    held = set(store.find([line.key for line in lines]))
+    """A second reply to a call is kept too: whether the first has a verdict is not known here."""
+    held = {
+        (key, kept.text)
+        for key, replies in store.find([line.key for line in lines]).items()
+        for kept in replies
+    }
     paid: list[PaidReply] = []
     for line in lines:
         reply = line.reply
         if reply is None:
             found.failed[line.failure] += 1
-        elif line.key in held:
+            continue
+        text = writable(hide_in_answer(reply.text))
+        if (line.key, text) in held:
             found.known += 1
-        else:
-            # Whether there is a verdict in it is found out when it is needed.
-            usable = bool(reply.text.strip()) and not reply.cut
-            found.kept, found.unusable = found.kept + usable, found.unusable + (not usable)
-            export = exports[line.export]
-            held |= {line.key} if usable else set()
-            paid.append(
-                PaidReply(
-                    line.key, hide_in_answer(reply.text), usable=usable, attempts=1,
-                    usage=reply.usage, model=export.model, endpoint=export.endpoint,
-                )
-            )  # fmt: skip
+            continue
+        # Whether there is a verdict in it is found out when it is needed.
+        usable = bool(text.strip()) and not reply.cut
+        found.kept, found.unusable = found.kept + usable, found.unusable + (not usable)
+        export = exports[line.export]
+        held |= {(line.key, text)} if usable else set()
+        paid.append(
+            PaidReply(
+                line.key, text, usable=usable, attempts=1, usage=reply.usage,
+                model=export.model, endpoint=export.endpoint,
+            )
+        )  # fmt: skip
     store.keep(paid)

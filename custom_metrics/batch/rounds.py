@@ -43,6 +43,7 @@ _RETRIES = 5  # the client's own, for each request
 _RETRY_S = 30.0
 _METADATA = "lm_eval_rubrics"
 _ENDED = ("completed", "failed", "expired", "cancelled")
+_UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 def judge_in_batches(
@@ -52,13 +53,16 @@ def judge_in_batches(
     metadata: Mapping[str, Any],
     output_path: str | None,
     live_rest: bool = False,
+    forget_lost: bool = False,
     poll: float = 60.0,
     most_requests: int = MOST_REQUESTS,
 ) -> dict[str, Any]:
     """Judge saved answers in batches, then :func:`~custom_metrics.score.score` them.
 
     What no batch brought is left out as a call without a verdict, or with ``live_rest`` asked for
-    in the usual way. ``poll`` is in seconds. Raises :class:`JudgeError` where no batch can be had.
+    in the usual way. A batch that the API does not find stops the command, since it may be there
+    with another key; with ``forget_lost`` its calls go again. ``poll`` is in seconds. Raises
+    :class:`JudgeError` where no batch can be had.
     """
     setup_logging()
     ranks.refuse_copies(1)
@@ -68,7 +72,8 @@ def judge_in_batches(
     lock = filelock.FileLock(folder() / "lock")
     try:
         with lock.acquire(timeout=0):
-            missing = asyncio.run(_rounds(given, judge, metadata, config, poll, most_requests))
+            api = _Api(config, poll=poll, forget_lost=forget_lost)
+            missing = asyncio.run(_rounds(given, judge, metadata, api, most_requests))
     except filelock.Timeout:
         raise ConfigError(
             "another lm-eval-rubrics batch is running here; wait for it, or set RUBRIC_CACHE_DIR"
@@ -91,14 +96,11 @@ async def _rounds(
     given: Sequence[str],
     judge: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    config: JudgeConfig,
-    poll: float,
+    api: _Api,
     most_requests: int,
 ) -> int:
     """How many calls are left without a verdict."""
-    client = openai_client(config, max_retries=_RETRIES)
     registry = Registry()
-    api = _Api(client, config, poll)
     try:
         await _see_through(registry, api)  # what an earlier command has sent
         files, tasks, _ = load(given, judge, metadata)
@@ -114,7 +116,7 @@ async def _rounds(
                 for path in exported.files:
                     path.unlink()
                 if came.complaints or not exported.held:
-                    raise JudgeError(came.as_reason(config))
+                    raise JudgeError(came.as_reason(api.endpoint))
                 return left
             before = left
             logger.info("Round %d: %d calls in %d files", number, left, len(exported.files))
@@ -124,7 +126,7 @@ async def _rounds(
         return left
     finally:
         registry.close()
-        await client.close()
+        await api.close()
 
 
 @dataclass
@@ -134,68 +136,89 @@ class _Came:
     complaints: list[str] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
 
-    def as_reason(self, config: JudgeConfig) -> str:
+    def as_reason(self, endpoint: str) -> str:
         reasons = self.complaints[:3] or [reason for reason, _ in self.failed.most_common(1)]
         return (
-            f"the batches at {config.endpoint} bring no more verdicts: "
+            f"the batches at {endpoint} bring no more verdicts: "
             f"{'; '.join(reasons) or 'no reason given'}. What came is kept: mend that and run the "
             "same command again"
         )
 
 
 async def _see_through(registry: Registry, api: _Api) -> _Came:
-    """Send what is to be sent, wait for all batches under way, and keep what they bring."""
+    """Send what is to be sent, wait for all batches under way, and keep what they bring.
+
+    Raises :class:`JudgeError` at the end where the API does not find what was paid for.
+    """
     came = _Came()
-    started = [await _started(registry, api, b) for b in registry.open_batches(api.endpoint)]
+    lost: list[str] = []
+    started = [await _started(registry, api, b, came) for b in registry.open_batches(api.endpoint)]
     waiting = [batch for batch in started if batch is not None]
     said: dict[str, str] = {}
     while waiting:
         for batch in list(waiting):
             assert batch.batch is not None
-            remote = await api.retrieve(batch.batch)
-            state = "unknown to the API" if remote is None else _state(remote)
-            if said.get(batch.batch) != state:
-                said[batch.batch] = state
-                logger.info("Batch %s: %s", batch.batch, state)
-            if remote is not None and remote.status not in _ENDED:
-                continue
-            await _collect(api, batch, remote, came)
+            try:
+                remote = await api.retrieve(batch.batch)
+                if said.get(batch.batch) != _state(remote):
+                    said[batch.batch] = _state(remote)
+                    logger.info("Batch %s: %s", batch.batch, said[batch.batch])
+                if remote.status not in _ENDED:
+                    continue
+                await _collect(api, batch, remote, came)
+            except _Refused as refusal:
+                if not api.forget_lost:
+                    lost.append(f"batch {batch.batch}: {refusal}")
+                    waiting.remove(batch)
+                    continue
+                came.complaints.append(f"batch {batch.batch} is given up: {refusal}")
             registry.keep([batch], is_open=False)
             batch.path.unlink(missing_ok=True)
             waiting.remove(batch)
         if waiting:
             await asyncio.sleep(api.poll)
+    if lost:
+        raise JudgeError(
+            f"the batch API at {api.endpoint} does not give what was paid for ({'; '.join(lost)}). "
+            "Is it another project's key? Nothing is sent anew until then; --forget_lost gives "
+            "these batches up, and sends their calls again"
+        )
     return came
 
 
-async def _started(registry: Registry, api: _Api, batch: Batch) -> Batch | None:
-    """``batch`` under way; None if its file is gone, whose calls the next round takes."""
+async def _started(registry: Registry, api: _Api, batch: Batch, came: _Came) -> Batch | None:
+    """``batch`` under way; None if its file is gone or refused: the next round takes its calls."""
     if batch.batch is not None:
         return batch
-    if batch.file is None:
-        if not batch.path.exists():
-            registry.keep([batch], is_open=False)
-            return None
-        batch = replace(batch, file=await api.upload(batch.path))
-        registry.keep([batch])
-    batch = replace(batch, batch=await api.create(batch))
+    try:
+        if batch.file is None:
+            if not batch.path.exists():
+                registry.keep([batch], is_open=False)
+                return None
+            batch = replace(batch, file=await api.upload(batch.path))
+            registry.keep([batch])
+        batch = replace(batch, batch=await api.create(batch))
+    except _Refused as refusal:  # nothing was paid
+        came.complaints.append(f"{batch.path.name} was refused: {refusal}")
+        registry.keep([batch], is_open=False)
+        batch.path.unlink(missing_ok=True)
+        return None
     registry.keep([batch])
     return batch
 
 
-async def _collect(api: _Api, batch: Batch, remote: RemoteBatch | None, came: _Came) -> None:
+async def _collect(api: _Api, batch: Batch, remote: RemoteBatch, came: _Came) -> None:
     """Keep the replies of a batch that has ended, however it did; either file may be missing."""
-    if remote is None:
-        came.complaints.append(f"batch {batch.batch} is not known any more")
-        return
     for name, file in (("replies", remote.output_file_id), ("errors", remote.error_file_id)):
         path = batch.path.with_name(f"{batch.path.stem}-{name}.jsonl")
         if not file:
             continue
         await api.download(file, path)
         if path.stat().st_size:
-            imported = import_replies([str(path)])
+            imported = import_replies([str(path)], foreign=True)
             logger.info("Batch %s: %s", batch.batch, imported)
+            if not imported.replies:
+                raise _Refused(f"its {name} are none ({path})")
             came.failed += imported.failed
     if remote.status != "completed":
         details = remote.errors.data if remote.errors and remote.errors.data else []
@@ -209,25 +232,46 @@ def _state(remote: RemoteBatch) -> str:
     return f"{remote.status}{done}"
 
 
+class _Refused(Exception):
+    """The API does not know what it is asked about, or does not take what it is sent."""
+
+
+class _Odd(Exception):
+    """An answer that the Batch API does not give; something in between may have given it."""
+
+
+def _named(made: Any) -> str:
+    """The id of an object that the API has made."""
+    name = getattr(made, "id", None)
+    if not isinstance(name, str) or not name:
+        raise _Odd("an answer without an id")
+    return name
+
+
 class _Api:
     """The Batch API at the judge's endpoint.
 
-    What may pass (no connection, rate limits, server errors) is waited for, ``max_outage`` seconds
-    at most. Raises :class:`JudgeError` for what will not.
+    What may pass (no connection, rate limits, server errors, odd answers) is waited for,
+    ``max_outage`` seconds at most. Raises :class:`_Refused` for what is refused, and
+    :class:`JudgeError` for what will not pass. ``poll`` is in seconds.
     """
 
-    def __init__(self, client: openai.AsyncOpenAI, config: JudgeConfig, poll: float) -> None:
-        self._client = client
+    def __init__(self, config: JudgeConfig, *, poll: float, forget_lost: bool) -> None:
+        self._client = openai_client(config, max_retries=_RETRIES)
         self._config = config
         self.endpoint = config.endpoint
         self.poll = poll
+        self.forget_lost = forget_lost
+
+    async def close(self) -> None:
+        await self._client.close()
 
     async def upload(self, path: Path) -> str:
         """A file's id."""
 
         async def upload() -> str:
             with path.open("rb") as file:
-                return (await self._client.files.create(file=file, purpose="batch")).id
+                return _named(await self._client.files.create(file=file, purpose="batch"))
 
         return await self._until_done(upload)
 
@@ -246,7 +290,7 @@ class _Api:
                 completion_window="24h",
                 metadata={_METADATA: batch.label},
             )
-            return made.id
+            return _named(made)
 
         return await self._until_done(create)
 
@@ -254,20 +298,20 @@ class _Api:
         seen = 0
         async for made in self._client.batches.list(limit=100):
             if (made.metadata or {}).get(_METADATA) == label:
-                return made.id
+                return _named(made)
             seen += 1
             if seen >= _MOST_LISTED:
                 break
         return None
 
-    async def retrieve(self, name: str) -> RemoteBatch | None:
-        """How a batch is; None if the API does not know it."""
+    async def retrieve(self, name: str) -> RemoteBatch:
+        """How a batch is."""
 
-        async def retrieve() -> RemoteBatch | None:
-            try:
-                return await self._client.batches.retrieve(name)
-            except openai.NotFoundError:
-                return None
+        async def retrieve() -> RemoteBatch:
+            found = await self._client.batches.retrieve(name)
+            if getattr(found, "status", None) not in _ENDED + _UNDER_WAY:
+                raise _Odd(f"batch {name} without a status that batches have")
+            return found
 
         return await self._until_done(retrieve)
 
@@ -296,8 +340,9 @@ class _Api:
                 raise JudgeError(
                     f"the batch API at {self.endpoint} refuses the API key ({error.status_code})"
                 ) from None
-            except (openai.APIConnectionError, openai.InternalServerError,
-                    openai.RateLimitError) as error:  # fmt: skip
+            except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError,
+                    _Odd, AttributeError, TypeError, ValueError) as error:  # fmt: skip
+                # The client takes an answer of any shape for an object, and fails on it later.
                 if getattr(error, "code", None) == "insufficient_quota":
                     raise self._stuck(error) from None
                 now = time.monotonic()
@@ -306,6 +351,8 @@ class _Api:
                     raise self._stuck(error) from None
                 logger.warning("The batch API is tried again: %s", self.hide(str(error)))
                 await asyncio.sleep(min(self.poll, _RETRY_S))
+            except openai.APIStatusError as error:
+                raise _Refused(self.hide(str(error))) from None
             except openai.OpenAIError as error:
                 raise self._stuck(error) from None
 

@@ -43,6 +43,7 @@ _MOST_EMPTY = 3
 _MESSAGE_LENGTH = 300
 _QUOTA_CODES = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 _FILTER_CODES = {"content_filter", "content_policy_violation"}
+_MOST_TOKENS = 1e12  # of one reply; a server that says more is in error
 
 
 class PassingFailure(Exception):
@@ -415,15 +416,15 @@ def _chat_reply(result: Mapping[str, Any]) -> Reply:
     text = choice["message"].get("content")
     if isinstance(text, list):
         text = "".join(str(part.get("text") or "") for part in text)
-    usage = result.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
+    usage = _mapping(result.get("usage"))
+    details = _mapping(usage.get("prompt_tokens_details"))
     return Reply(
         text if isinstance(text, str) else "",
         cut=choice.get("finish_reason") == "length",
         usage=Usage(
-            int(usage.get("prompt_tokens") or 0),
-            int(details.get("cached_tokens") or 0),
-            int(usage.get("completion_tokens") or 0),
+            _count(usage.get("prompt_tokens")),
+            _count(details.get("cached_tokens")),
+            _count(usage.get("completion_tokens")),
         ),
     )
 
@@ -436,17 +437,26 @@ def _responses_reply(result: Mapping[str, Any]) -> Reply:
         for part in item.get("content") or []
         if part.get("type") == "output_text"
     ]
-    usage = result.get("usage") or {}
-    details = usage.get("input_tokens_details") or {}
+    usage = _mapping(result.get("usage"))
+    details = _mapping(usage.get("input_tokens_details"))
     return Reply(
         "".join(parts),
         cut=result.get("status") == "incomplete",
         usage=Usage(
-            int(usage.get("input_tokens") or 0),
-            int(details.get("cached_tokens") or 0),
-            int(usage.get("output_tokens") or 0),
+            _count(usage.get("input_tokens")),
+            _count(details.get("cached_tokens")),
+            _count(usage.get("output_tokens")),
         ),
     )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A server's odd accounts must not cost the reply that they are about."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and 0 < value < _MOST_TOKENS else 0
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -179,7 +179,7 @@ class Judge:
         """Whether the store has a verdict for each of ``calls``."""
         by_key = self._by_keys(calls)
         kept = self._find(list(by_key))
-        return all(_readable(call, kept.get(key)) for key, call in by_key.items())
+        return all(_verdict_in(call, kept.get(key, ())) for key, call in by_key.items())
 
     def missing(self, calls: Sequence[JudgeCall[Any]]) -> list[Request]:
         """What would be sent for those of ``calls`` that have no verdict in the store, each once.
@@ -188,7 +188,7 @@ class Judge:
         """
         by_key = self._by_keys(calls)
         kept = self._find(list(by_key))
-        missing = {k: call for k, call in by_key.items() if not _readable(call, kept.get(k))}
+        missing = {k: call for k, call in by_key.items() if not _verdict_in(call, kept.get(k, ()))}
         if self._store is not None:
             self._store.retire([key for key in missing if key in kept])
         return [
@@ -199,7 +199,7 @@ class Judge:
     def _by_keys(self, calls: Sequence[JudgeCall[Any]]) -> dict[str, JudgeCall[Any]]:
         return {self._key(call): call for call in calls}
 
-    def _find(self, keys: Sequence[str]) -> dict[str, Kept]:
+    def _find(self, keys: Sequence[str]) -> dict[str, list[Kept]]:
         return self._store.find(keys) if self._store else {}
 
     def submit(self, calls: Sequence[JudgeCall[T]]) -> list[Future[Outcome[T]]]:
@@ -226,14 +226,13 @@ class Judge:
         kept = self._find([item.key for item in items])
         missing: list[_Item] = []
         for item in items:
-            if item.key in kept:
-                with contextlib.suppress(Unreadable):  # kept by a version that read otherwise
-                    value = _value_of(item.call, kept[item.key].text)
-                    self.ledger.from_store += 1
-                    self._read += 1
-                    item.resolve(Outcome(kept[item.key].attempts, value))
-                    continue
-            missing.append(item)
+            outcome = _verdict_in(item.call, kept.get(item.key, ()))
+            if outcome is None:
+                missing.append(item)
+            else:
+                self.ledger.from_store += 1
+                self._read += 1
+                item.resolve(outcome)
         return missing
 
     def stop(self, error: JudgeError) -> None:
@@ -559,14 +558,12 @@ def _value_of(call: JudgeCall[T], text: str) -> T:
         raise Unreadable(f"its reading failed ({type(error).__name__})") from error
 
 
-def _readable(call: JudgeCall[Any], kept: Kept | None) -> bool:
-    if kept is None:
-        return False
-    try:
-        _value_of(call, kept.text)
-    except Unreadable:
-        return False
-    return True
+def _verdict_in(call: JudgeCall[T], replies: Sequence[Kept]) -> Outcome[T] | None:
+    """The first verdict in kept replies; one may come from a version that read otherwise."""
+    for kept in replies:
+        with contextlib.suppress(Unreadable):
+            return Outcome(kept.attempts, _value_of(call, kept.text))
+    return None
 
 
 _shared: dict[tuple[str | None, ...], Judge | Panel] = {}

@@ -90,9 +90,13 @@ class Store:
             "set RUBRIC_JUDGE_CACHE to another path, or to off (each reply is then paid for again)",
         )
 
-    def find(self, keys: Sequence[str]) -> dict[str, Kept]:
-        """The usable replies among ``keys``; the newest, where a key has several."""
-        found: dict[str, Kept] = {}
+    def find(self, keys: Sequence[str]) -> dict[str, list[Kept]]:
+        """The usable replies to each of ``keys``, the oldest first.
+
+        There are several where imported ones turned out to have no verdict: the first that has
+        one counts.
+        """
+        found: dict[str, list[Kept]] = {}
         for start in range(0, len(keys), 500):
             chunk = keys[start : start + 500]
             marks = ",".join("?" * len(chunk))
@@ -108,7 +112,7 @@ class Store:
                 continue
             for row, key, text, attempts, digest in rows:
                 if digest == _digest(key, text):
-                    found[key] = Kept(text, attempts)
+                    found.setdefault(key, []).append(Kept(text, attempts))
                 else:
                     logger.warning("A reply in %s is damaged; it is asked for again", self.path)
                     with self._file.use() as connection:

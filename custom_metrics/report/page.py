@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from custom_metrics.analysis.results import PLAWBENCH, PRBENCH, Run
-from custom_metrics.errors import ConfigError
+from custom_metrics.output import replacing
 from custom_metrics.report import charts
 from custom_metrics.report.documents import pack
 from custom_metrics.report.estimates import Estimate
@@ -28,11 +28,8 @@ from custom_metrics.report.text import visible
 def write_report(runs: Sequence[Run], path: Path) -> Path:
     """The report of ``runs`` at ``path``. Raises :class:`ConfigError` if it cannot be written."""
     text = render(runs)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"-o {path}: {error.strerror or error}") from None
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
     return path
 
 
