@@ -315,9 +315,12 @@ def _report(parsed: argparse.Namespace) -> None:
     from custom_metrics.analysis.results import read_runs
     from custom_metrics.report import plots, write_report
 
+    given = [p for p in (parsed.output, parsed.csv, parsed.parquet) if p]
+    if len({Path(p).expanduser().resolve() for p in given}) < len(given):
+        raise ConfigError("report: -o, --csv and --parquet need files of their own")
     runs = read_runs(parsed.results)
     for run in runs:
-        for note in run.notes:
+        for note in (*run.conflicts, *run.notes):
             print(f"note: {run.label}: {note}", file=sys.stderr)
     path = write_report(runs, Path(parsed.output).expanduser())
     count = sum(len(run.documents) for run in runs)

@@ -129,10 +129,13 @@ def _all(values: Sequence[float]) -> list[Opinions]:
 
 
 def _complete(values: Sequence[float]) -> NDArray[np.float64]:
-    """The scores of the documents that every opinion scored: a row each."""
-    rows = [opinions.scores for opinions in _all(values)]
-    table = np.asarray(rows, dtype=np.float64)
-    return table[~np.isnan(table).any(axis=1)] if rows else table
+    """The scores of the documents that every opinion scored: a row each.
+
+    None where these are empty answers only, about which no judge was asked.
+    """
+    complete = [o for o in _all(values) if not any(score != score for score in o.scores)]
+    asked = any(opinions.votes for opinions in complete)
+    return np.asarray([o.scores for o in complete] if asked else [], dtype=np.float64)
 
 
 def _scores_by_opinion(

@@ -643,7 +643,13 @@ def test_what_cannot_be_measured_is_nan() -> None:
     nobody = opinions.Opinions((), (0.0, 0.0))
     assert math.isnan(opinions.split(nobody.votes))
     assert math.isnan(opinions.alpha([opinions.metrics(nobody)["judge_alpha"]]))
-    assert opinions.mean_sd([opinions.metrics(nobody)["judge_sd"]]) == 0
+    assert math.isnan(opinions.mean_sd([opinions.metrics(nobody)["judge_sd"]]))
+    # An empty answer beside one that was judged counts as it does in the score.
+    both = [
+        opinions.metrics(one)["judge_sd"]
+        for one in (nobody, opinions.Opinions(((1.0, 0.0),), (1.0, 0.0)))
+    ]
+    assert opinions.mean_sd(both) == pytest.approx(math.sqrt(0.5) / 2)
     assert math.isnan(opinions.mean_sd([]))
 
 

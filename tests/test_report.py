@@ -256,6 +256,15 @@ def test_opinions_that_differ_are_counted(made_up: Path, tmp_path: Path) -> None
                 points.append(sum(c["weight"] * c["votes"][k]["met"] for c in criteria) / best)
 
     folder = changed_run(made_up / "model-0", tmp_path / "model-0", change)
+    (path,) = folder.glob("results_*")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["configs"][TASK]["metadata"]["judge_opinions"] = {
+        "scores": [
+            {"judge": name[0], "repeat": 0, "score": max(0, sum(p) / len(p))}
+            for name, p in by_judge.items()
+        ]
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
     page = report(folder, out=tmp_path / "r.html")
     (card,) = page.xpath("//section[@id='trust']//div[h3='Do the judges agree?']")
     told = [text.text_content() for text in card.xpath(".//dd")]

@@ -13,7 +13,6 @@ import pytest
 from rows import FINANCE, LEGAL, clipped
 from two_runs import CASES, answers, make_run
 
-from custom_metrics.analysis import results
 from custom_metrics.analysis.results import read_run, read_runs
 from custom_metrics.errors import DataError
 
@@ -253,13 +252,33 @@ def test_damaged_samples_are_named_with_their_line(folder: Path) -> None:
     assert refused(folder) == (
         f"{path}, line 4: a second line for 'legal-2', which would count twice"
     )
+
+    def criterion(**changes: Any) -> Any:
+        return lambda line: line["doc"]["criteria"][0].update(changes)
+
     for break_it, said in (
-        (lambda line: line["doc"].pop("messages"), "it lacks 'messages'"),
+        (lambda line: line["doc"].pop("messages"), "doc.messages: "),
+        (lambda line: line["doc"]["messages"][0].update(content=[1]), "doc.messages.0.content: "),
+        (lambda line: line["doc"]["messages"][0].pop("role"), "doc.messages.0.role: "),
         (lambda line: line.pop("clipped_score"), "it lacks 'clipped_score'"),
-        (lambda line: line["doc"]["criteria"][0].pop("met"), "it lacks 'met'"),
-        (lambda line: line["doc"].pop("criteria"), "it lacks 'grading'"),
-        (lambda line: line.update(doc=[]), "'list' object"),
-        (lambda line: line.update(clipped_score="high"), "could not convert"),
+        (lambda line: line.update(clipped_score="high"), "valid number"),
+        (lambda line: line.update(clipped_score=10**400), "valid number"),
+        (lambda line: line.update(clipped_score=math.inf), "is no score"),
+        (lambda line: line["doc"]["criteria"][0].pop("met"), "criteria.0.met: "),
+        (lambda line: line["doc"].pop("criteria"), "neither criteria nor grading"),
+        (lambda line: line.update(doc=[]), "doc: "),
+        (lambda line: line["doc"].update(answer=None), "answer: "),
+        (lambda line: line["doc"].update(answer_status="?"), "answer_status: "),
+        (lambda line: line["doc"].update(turns="\u00b2"), "doc.turns: "),
+        (lambda line: line["doc"].update(topic={}), "doc.topic: "),
+        (criterion(met=math.nan), "criteria.0.met: "),
+        (criterion(met=2), "criteria.0.met: "),
+        (criterion(weight=math.nan), "criteria.0.weight: "),
+        (criterion(weight=None), "criteria.0.weight: "),
+        (criterion(text=3.5), "criteria.0.text: "),
+        (criterion(explanation={}), "criteria.0.explanation: "),
+        (criterion(votes=[{"judge": "a"}]), "criteria.0.votes.0.repeat: "),
+        (criterion(id="legal-2-c1"), "the same id"),
     ):
         broken = json.loads(json.dumps(good))
         break_it(broken[1])
@@ -319,4 +338,3 @@ def test_an_excluded_document_has_no_score(folder: Path) -> None:
     assert document.excluded
     assert math.isnan(document.score)
     assert (document.criteria[0].met, document.criteria[0].failure) == (None, "refused")
-    assert results.PRIMARY[document.benchmark] == "clipped_score"

@@ -14,9 +14,10 @@ import numpy as np
 from sklearn.metrics import cohen_kappa_score, f1_score
 
 from custom_metrics import plawbench
+from custom_metrics.analysis.documents import PRBENCH, PRIMARY, Answered, Document, Graded
 from custom_metrics.analysis.labels import Label, Labels, as_met
 from custom_metrics.analysis.paired import Difference, Stratum, difference
-from custom_metrics.analysis.results import PRBENCH, PRIMARY, Answered, Document, Graded, Run
+from custom_metrics.analysis.results import Run
 from custom_metrics.errors import DataError
 
 PUBLISHED = {"macro_f1": 0.802, "kappa": 0.603}

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from custom_metrics.analysis.agree import PUBLISHED, Agreement
-from custom_metrics.analysis.results import PRBENCH
+from custom_metrics.analysis.documents import PRBENCH
 
 
 def as_json(found: Sequence[Agreement]) -> str:

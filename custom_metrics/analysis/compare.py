@@ -13,17 +13,10 @@ from typing import Any
 import numpy as np
 
 from custom_metrics import plawbench, prbench
+from custom_metrics.analysis.documents import AXES, PLAWBENCH, PRBENCH, PRIMARY, Document
 from custom_metrics.analysis.paired import Difference, Stratum, difference
 from custom_metrics.analysis.reliability import judge_shares, overall_weights
-from custom_metrics.analysis.results import (
-    AXES,
-    PLAWBENCH,
-    PRBENCH,
-    PRIMARY,
-    Document,
-    Provenance,
-    Run,
-)
+from custom_metrics.analysis.results import Provenance, Run
 from custom_metrics.errors import ConfigError, DataError
 
 # Settings of a judge that decide when a verdict comes, and not what it says. Which prompt it was
@@ -97,6 +90,7 @@ def compare(first: Run, second: Run, *, anyway: bool = False) -> Comparison:
             "the runs have no scored document in common; the samples files are needed "
             f"(--log_samples). {'. '.join((*notes, *first.notes, *second.notes))}"
         )
+    notes += [text for run in (first, second) for text in (*run.conflicts, *run.notes)]
     if any(line.difference.documents < _FEW and line.axis is None for line in lines):
         notes.append(f"with fewer than {_FEW} documents an interval is rough")
     return Comparison(first, second, tuple(lines), differing, tuple(notes))
@@ -295,6 +289,8 @@ def _difference(
 
 
 def _stratum(pairs: Sequence[_Pair], metric: str, weight: float = 1.0) -> Stratum | None:
+    if not pairs:
+        return None
     scores = np.array(
         [[d.scores.get(metric, math.nan) for d in (p.first, p.second)] for p in pairs],
         dtype=np.float64,

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from custom_metrics.analysis.results import PRBENCH, Document, Graded
+from custom_metrics.analysis.documents import PRBENCH, Document, Graded
 from custom_metrics.errors import DataError
 
 _COLUMNS = ("document", "criterion", "label")
-_YES, _NO = ("1", "true", "yes", "met"), ("0", "false", "no", "unmet", "not met")
+_YES = ("1", "1.0", "true", "yes", "met")
+_NO = ("0", "0.0", "false", "no", "unmet", "not met")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ def read_labels(path: str) -> Labels:
         with Path(path).expanduser().open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+            twice = [n for n in _COLUMNS if (reader.fieldnames or []).count(n) > 1]
+            if twice:
+                raise DataError(f"{path}: the column {twice[0]} stands twice in its first line")
             if missing:
                 raise DataError(f"{path}: no column {', '.join(missing)} in its first line")
             for row in reader:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from custom_metrics import plawbench
+from custom_metrics.analysis.documents import Document
 from custom_metrics.analysis.paired import judge_share, smallest_difference_alone
-from custom_metrics.analysis.results import Document, Run
+from custom_metrics.analysis.results import Run
 
 
 def overall_weights(run: Run, tasks: Sequence[str]) -> Mapping[str, float]:

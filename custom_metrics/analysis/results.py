@@ -1,12 +1,15 @@
 """What a run or ``score`` wrote, read back: its results files and the samples beside them.
 
-Nothing is computed here. The harness's values stay as they stand in its files; a document is what
-its samples line says.
+The harness's values stay as they stand in its files; a document is what its samples line says.
+Computed is only whether the two contradict each other.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import math
+import os
 import re
 import time
 from collections import Counter
@@ -15,108 +18,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
+from custom_metrics import statistics
+from custom_metrics.analysis.documents import PRBENCH, PRIMARY, Document
+from custom_metrics.analysis.samples import read_documents, said
+from custom_metrics.data import deep_writable
 from custom_metrics.errors import DataError
+from custom_metrics.masking import mask
 
-_NAN = float("nan")
 _FILTER = ",none"  # the harness writes "metric,filter"
+_LAST_DATE = 32_503_680_000.0  # the year 3000
+_MOST = 1e12  # of any metric
+_ROUNDING = 1e-6
 _NAME = re.compile(r"results_(?P<stamp>.+)\.json")
-
-PRBENCH, PLAWBENCH = "prbench", "plawbench"
-PRIMARY = {PRBENCH: "clipped_score", PLAWBENCH: "acc"}
-"""The metric of each benchmark that its headline is made of."""
-
-AXES = {
-    PRBENCH: ("topic", "expert", "turns", "economic_pathway", "decision_type", "field"),
-    PLAWBENCH: ("subset", "category"),
-}
-"""What documents are described by; ``turns`` is the number of user turns."""
-
-
-@dataclass(frozen=True)
-class Graded:
-    """A criterion and its verdict; PLawBench's are the sections of its rubric, or its ``total``.
-
-    ``met`` is the share of ``weight`` that was awarded: 0 or 1 for a yes or no, between them for
-    points, None without a verdict or with nothing to award. ``votes`` are the opinions behind it
-    where several were asked for, each with ``judge``, ``repeat``, ``met``, ``explanation`` and
-    ``failure``. ``breakdown`` is the judge's own list of a section's points.
-    """
-
-    id: str
-    text: str
-    weight: float
-    category: str
-    met: float | None
-    explanation: str | None = None
-    failure: str | None = None
-    contradicts: bool = False
-    votes: tuple[Mapping[str, Any], ...] = ()
-    breakdown: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One answer of the model: its text as it was graded, and what the judge made of it.
-
-    ``status`` is ``answered``, ``empty`` or ``cut_in_reasoning``; the judge sees only the first.
-    ``remark`` is the judge's text on the answer as a whole, where it writes one.
-    """
-
-    text: str
-    status: str
-    criteria: tuple[Graded, ...]
-    remark: str | None = None
-
-    @property
-    def empty(self) -> bool:
-        return self.status != "answered"
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document of a task. ``scores`` are its metrics, NaN where it has no value; ``hash`` is
-    the harness's, of what the document was before it was answered."""
-
-    benchmark: str
-    task: str
-    id: str
-    hash: str
-    scores: Mapping[str, float]
-    axes: Mapping[str, str]
-    messages: tuple[Mapping[str, str], ...]
-    answers: tuple[Answered, ...]
-
-    @property
-    def score(self) -> float:
-        """The document's share of the headline score; NaN if it has none."""
-        return self.scores.get(PRIMARY[self.benchmark], _NAN)
-
-    @property
-    def excluded(self) -> bool:
-        """Whether a criterion without a verdict keeps it out of the means."""
-        return self.scores.get("judge_coverage") == 0
-
-    @property
-    def empty(self) -> bool:
-        return self.answers[0].empty
-
-    # Of the first answer; most runs have one.
-
-    @property
-    def answer(self) -> str:
-        return self.answers[0].text
-
-    @property
-    def status(self) -> str:
-        return self.answers[0].status
-
-    @property
-    def criteria(self) -> tuple[Graded, ...]:
-        return self.answers[0].criteria
-
-    @property
-    def remark(self) -> str | None:
-        return self.answers[0].remark
 
 
 @dataclass(frozen=True)
@@ -129,22 +44,34 @@ class Provenance:
     data: str
     version: str
 
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> Provenance:
+        """As a task's configuration records it."""
+        return cls(
+            dict(metadata.get("judge") or {}),
+            _hashes(metadata.get("judge_prompt")),
+            _hashes(metadata.get("task_prompt")),
+            str((metadata.get("dataset") or {}).get("fingerprint") or "unknown"),
+            str(metadata.get("version") or "unknown"),
+        )
+
     @property
     def judge_name(self) -> str:
         """The judge model, or the kind of judge that has none."""
-        for name in ("model", "judge_model", "backend"):
-            if self.judge.get(name):
-                return str(self.judge[name])
-        return "unknown"
+        members = self.judge.get("models")
+        if isinstance(members, list) and members:
+            return ", ".join(dict.fromkeys(_judge_name(member) for member in members))
+        return _judge_name(self.judge)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one model's folder holds: of each task the newest results.
+    """One model's results in a folder: of each task the newest.
 
     ``rows`` are the harness's rows of tasks and groups (metric → value, errors as
     ``<metric>_stderr``), ``groups`` the members of each group, ``configs`` the tasks'
-    configurations, ``date`` seconds since 1970. ``notes`` say what was left out, and why.
+    configurations, ``date`` seconds since 1970. ``notes`` say what was left out, and why, and
+    ``conflicts`` where the files contradict each other.
     """
 
     label: str
@@ -156,6 +83,7 @@ class Run:
     configs: Mapping[str, Mapping[str, Any]]
     documents: tuple[Document, ...]
     notes: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
 
     def metadata(self, task: str) -> Mapping[str, Any]:
         """What the configuration of one of the run's tasks records of how it was judged."""
@@ -163,23 +91,23 @@ class Run:
 
     def provenance(self, task: str) -> Provenance:
         """Of one of the run's tasks."""
-        metadata = self.metadata(task)
-        return Provenance(
-            dict(metadata.get("judge") or {}),
-            _hashes(metadata.get("judge_prompt")),
-            _hashes(metadata.get("task_prompt")),
-            str((metadata.get("dataset") or {}).get("fingerprint") or "unknown"),
-            str(metadata.get("version") or "unknown"),
-        )
+        return Provenance.of(self.metadata(task))
 
     def documents_of(self, tasks: Sequence[str]) -> list[Document]:
         return [document for document in self.documents if document.task in tasks]
 
 
+def _judge_name(judge: Any) -> str:
+    known = judge if isinstance(judge, Mapping) else {}
+    names = (known.get(name) for name in ("model", "judge_model", "backend"))
+    return next((str(name) for name in names if name), "unknown")
+
+
 def _hashes(record: Any) -> dict[str, str]:
     """A prompt's SHA-256 by role."""
     parts = record.items() if isinstance(record, Mapping) else ()
-    return {role: str(part["sha256"]) for role, part in parts if isinstance(part, Mapping)}
+    hashes = {role: part.get("sha256") for role, part in parts if isinstance(part, Mapping)}
+    return {role: str(found) for role, found in hashes.items() if found}
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
@@ -193,16 +121,32 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
         path = Path(given).expanduser()
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder")
-        folders: dict[Path, list[Path]] = {}
-        for file in [path] if path.is_file() else sorted(path.rglob("results_*.json")):
-            folders.setdefault(file.parent, []).append(file)
-        found = {tuple(files): _run(folder, files) for folder, files in folders.items()}
-        judged = {files: run for files, run in found.items() if run is not None}
-        if not judged:
-            what = "results of this project's tasks" if found else "results_*.json"
+        files = [path] if path.is_file() else sorted(_results_below(path))
+        found: dict[tuple[Path, ...], Run] = {}
+        for folder in dict.fromkeys(file.parent for file in files):
+            opened = [_open(file) for file in files if file.parent == folder]
+            for alike in _of_one_model(opened):
+                run = _run(folder, alike)
+                if run is not None:  # a file that was given twice is one run
+                    found[tuple(file.path.resolve() for file in alike)] = run
+        if not found:
+            what = "results of this project's tasks" if files else "results_*.json"
             raise DataError(f"{path}: no {what} in it; give what run or score wrote")
-        runs.update(judged)
+        runs |= {files: run for files, run in found.items() if files not in runs}
     return told_apart(list(runs.values()))
+
+
+def _results_below(folder: Path) -> Iterator[Path]:
+    """The results files at or below a folder; links are followed, no folder twice."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(place) / n for n in names if fnmatch.fnmatch(n, "results_*.json"))
 
 
 def read_run(path: str) -> Run:
@@ -231,13 +175,122 @@ class _Found:
     date: float = 0.0
 
 
-def _run(folder: Path, files: Sequence[Path]) -> Run | None:
+class _OpinionScore(BaseModel):
+    judge: str
+    repeat: int
+    score: float
+
+
+class _Opinions(BaseModel):
+    scores: list[_OpinionScore]
+
+
+class _Count(BaseModel):
+    count: int = 0
+
+
+class _Metadata(BaseModel):
+    """What this project writes of a task, as far as it is read here."""
+
+    judge: dict[str, Any] | None = None
+    judge_prompt: dict[str, Any] | None = None
+    dataset: dict[str, Any] | None = None
+    judge_opinions: _Opinions | None = None
+    prompts_cut: _Count | None = None
+    answers_shortened: _Count | None = None
+
+
+class _Config(BaseModel):
+    metadata: dict[str, Any] | None = None
+
+
+class _Content(BaseModel):
+    """A results file of the harness, as far as it is read here."""
+
+    results: dict[str, dict[str, Any]]
+    configs: dict[str, _Config] = Field(default_factory=dict)
+    group_subtasks: dict[str, list[str]] = Field(default_factory=dict)
+    date: float = Field(default=0, ge=0, le=_LAST_DATE)
+    model_name: str | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    """A results file: the date in its name, and of its tasks those that are ours."""
+
+    path: Path
+    stamp: str
+    model: str
+    date: float
+    rows: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, Sequence[str]]
+    configs: Mapping[str, Mapping[str, Any]]
+    unjudged: Sequence[str]
+
+
+def _open(path: Path) -> _File:
+    """Raises :class:`DataError`. No key that somebody wrote into it is passed on."""
+    match = _NAME.fullmatch(path.name)
+    raw = mask(deep_writable(_json(path)))
+    if match is None:
+        raise DataError(f"{path}: not a results file of the harness (results_<date>.json)")
+    try:
+        content = _Content.model_validate(raw)
+        ours = {
+            task: raw["configs"][task]
+            for task, config in content.configs.items()
+            if "lm_eval_rubrics" in (config.metadata or {}) and task in content.results
+        }
+        for task in ours:
+            _Metadata.model_validate(ours[task]["metadata"])
+    except ValidationError as error:
+        raise DataError(f"{path}: not a results file of the harness ({said(error)})") from None
+    judged = {task: c for task, c in ours.items() if c["metadata"].get("judge") is not None}
+    groups = {
+        name: members
+        for name, members in content.group_subtasks.items()
+        if members and name in content.results and set(members) <= judged.keys()
+    }
+    rows = {name: row for name, row in content.results.items() if name in judged or name in groups}
+    return _File(
+        path,
+        match["stamp"],
+        content.model_name or path.parent.name,
+        content.date,
+        {name: _row(path, name, row) for name, row in rows.items()},
+        groups,
+        judged,
+        sorted(ours.keys() - judged.keys()),
+    )
+
+
+def _of_one_model(files: Sequence[_File]) -> list[list[_File]]:
+    """Files that may be taken together: of one model, and no task by two judges."""
+    found: list[tuple[list[_File], dict[str, str]]] = []
+    for file in files:
+        judges = {
+            task: Provenance.of(config["metadata"]).judge_name
+            for task, config in file.configs.items()
+        }
+        for members, theirs in found:
+            alike = all(theirs.get(task, judge) == judge for task, judge in judges.items())
+            if members[0].model == file.model and alike:
+                members.append(file)
+                theirs.update(judges)
+                break
+        else:
+            found.append(([file], judges))
+    return [members for members, _ in found]
+
+
+def _run(folder: Path, files: Sequence[_File]) -> Run | None:
     """None where no file has a judged task of ours."""
     found = _Found()
-    for file in sorted(files):
+    for file in sorted(files, key=lambda file: file.path):
         _add(found, file)
     if not found.configs:
         return None
+    conflicts: list[str] = []
     notes = [
         f"{task}: the newest results count, not those of {count} earlier "
         f"{'run' if count == 1 else 'runs'}"
@@ -254,8 +307,9 @@ def _run(folder: Path, files: Sequence[Path]) -> Run | None:
         if not samples.exists():
             notes.append(f"{task}: no {samples.name} beside the results, so only its scores")
             continue
-        read = _documents(samples, task, str(found.configs[task].get("test_split")))
+        read = read_documents(samples, task, str(found.configs[task].get("test_split")))
         documents += read
+        conflicts += _conflict(samples, found.rows[task], read)
         expected = found.rows[task].get("sample_len")
         if isinstance(expected, int) and len(read) != expected:
             notes.append(f"{task}: {samples.name} holds {len(read)} of {expected} documents")
@@ -269,50 +323,53 @@ def _run(folder: Path, files: Sequence[Path]) -> Run | None:
         found.configs,
         tuple(documents),
         tuple(notes),
+        tuple(conflicts),
     )
 
 
-def _add(found: _Found, file: Path) -> None:
-    match = _NAME.fullmatch(file.name)
-    content = _json(file)
-    if match is None or not isinstance(content.get("results"), dict):
-        raise DataError(f"{file}: not a results file of the harness (results_<date>.json)")
-    stamp, results = match["stamp"], content["results"]
-    try:
-        configs = {
-            task: config
-            for task, config in (content.get("configs") or {}).items()
-            if "lm_eval_rubrics" in (config.get("metadata") or {}) and task in results
-        }
-        judged = {task for task, config in configs.items() if "judge" in config["metadata"]}
-        found.unjudged.update(dict.fromkeys(sorted(configs.keys() - judged)))
-        groups = {
-            name: list(members)
-            for name, members in (content.get("group_subtasks") or {}).items()
-            if members and name in results and set(members) <= judged
-        }
-        for name in results:
-            if name not in judged and name not in groups:
-                continue
-            found.older[name] += name in found.stamps
-            found.stamps[name] = stamp
-            found.rows[name] = _row(results[name])
-        date = float(content.get("date") or 0)
-        model = str(content.get("model_name") or file.parent.name)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"{file}: not a results file of the harness ({error})") from None
-    found.configs.update({task: configs[task] for task in configs if task in judged})
-    found.groups.update(groups)
+def _conflict(samples: Path, row: Mapping[str, Any], documents: Sequence[Document]) -> list[str]:
+    """Whether a samples file is of another run than the results beside it."""
+    if len(documents) != row.get("sample_len") or not documents:
+        return []  # which is a note of its own
+    metric = PRIMARY[documents[0].benchmark]
+    mean = statistics.clipped_mean if documents[0].benchmark == PRBENCH else statistics.mean
+    theirs, ours = row.get(metric), mean([document.score for document in documents])
+    if not isinstance(theirs, float) or math.isnan(theirs) or abs(theirs - ours) < _ROUNDING:
+        return []
+    return [
+        f"{samples.name} gives {metric} {ours:.4f}, and the results beside it have {theirs:.4f}: "
+        "one of them is of another run"
+    ]
+
+
+def _add(found: _Found, file: _File) -> None:
+    found.unjudged.update(dict.fromkeys(file.unjudged))
+    for name, row in file.rows.items():
+        found.older[name] += name in found.stamps
+        found.stamps[name] = file.stamp
+        found.rows[name] = dict(row)
+    found.configs.update({task: dict(config) for task, config in file.configs.items()})
+    found.groups.update({name: list(members) for name, members in file.groups.items()})
     found.unjudged = dict.fromkeys(t for t in found.unjudged if t not in found.configs)
     found.older = +found.older
-    if judged:
-        found.model, found.date = model, date
+    if file.configs:
+        found.model, found.date = file.model, file.date
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Metric → value. The harness adds an error to what is an error already; that is left out."""
-    names = {key: key.removesuffix(_FILTER) for key in row}
-    return {name: row[key] for key, name in names.items() if not name.endswith("_stderr_stderr")}
+def _row(path: Path, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Metric → value, a number as float; counts stay whole. The harness adds an error to what is
+    an error already; that is left out."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        metric = key.removesuffix(_FILTER)
+        if metric.endswith("_stderr_stderr"):
+            continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if not abs(value) <= _MOST and value == value:
+                raise DataError(f"{path}: {name}: {metric} is no number that a run can have")
+            value = int(value) if metric == "sample_len" else float(value)
+        found[metric] = value
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -325,113 +382,6 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a results file of the harness")
     return content
-
-
-# --- samples files -------------------------------------------------------------------------
-
-
-def _documents(path: Path, task: str, split: str) -> list[Document]:
-    """The documents of a samples file, read line by line. Raises :class:`DataError`."""
-    found: dict[str, Document] = {}
-    for number, text in _lines(path):
-        place = f"{path}, line {number}"
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            cut = "" if text.endswith("\n") else "; the file ends in the middle of it"
-            raise DataError(f"{place}: not JSON{cut}") from None
-        try:
-            document = _document(line, task, split)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise DataError(f"{place}: not a judged line of this project's ({what})") from None
-        if document.id in found:
-            raise DataError(f"{place}: a second line for {document.id!r}, which would count twice")
-        found[document.id] = document
-    return list(found.values())
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            yield from ((number, text) for number, text in enumerate(file, 1) if text.strip())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 ({error})") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _document(line: Mapping[str, Any], task: str, split: str) -> Document:
-    doc = line["doc"]
-    described = {"subset": split, **doc}
-    # With several answers to a document each has its own judgement.
-    answers = doc.get("answers") or [doc]
-    benchmark = PRBENCH if "criteria" in answers[0] else PLAWBENCH
-    read = _prbench_answer if benchmark == PRBENCH else _plawbench_answer
-    metrics = [name for name in line["metrics"] if not name.endswith("_stderr")]
-    return Document(
-        benchmark,
-        task,
-        str(doc["id"]),
-        str(line["doc_hash"]),
-        {name: float(line[name]) for name in metrics},
-        {n: str(described[n]) for n in AXES[benchmark] if described.get(n) is not None},
-        tuple(doc["messages"]),
-        tuple(read(doc, answer) for answer in answers),
-    )
-
-
-def _prbench_answer(_: Mapping[str, Any], answer: Mapping[str, Any]) -> Answered:
-    criteria = tuple(
-        Graded(
-            str(c["id"]),
-            c["text"],
-            c["weight"],
-            c["category"],
-            None if c["met"] is None else float(c["met"]),
-            c["explanation"],
-            c["failure"],
-            c["contradicts_explanation"],
-            tuple(c.get("votes") or ()),
-        )
-        for c in answer["criteria"]
-    )
-    return Answered(answer["answer"], answer["answer_status"], criteria)
-
-
-def _plawbench_answer(doc: Mapping[str, Any], answer: Mapping[str, Any]) -> Answered:
-    grading = answer["grading"]
-    texts = {s["dimension"]: s["text"] for s in doc["sections"]} or {"total": doc["rubric"]}
-    criteria = tuple(
-        Graded(
-            section["section"],
-            texts[section["section"]],
-            section["points"],
-            section["section"],
-            _share(section["awarded"], section["points"]),
-            failure=grading["failure"],
-            contradicts=bool(section.get("contradicts_breakdown")),
-            votes=tuple(
-                {
-                    "judge": vote["judge"],
-                    "repeat": vote["repeat"],
-                    "met": _share(
-                        (vote["awarded"] or {}).get(section["section"]), section["points"]
-                    ),
-                    "explanation": vote.get("explanation"),
-                    "failure": vote["failure"],
-                }
-                for vote in grading.get("votes") or ()
-            ),
-            breakdown=tuple(section["breakdown"]),
-        )
-        for section in grading["sections"]
-    )
-    return Answered(answer["answer"], answer["answer_status"], criteria, grading["explanation"])
-
-
-def _share(awarded: float | None, points: float) -> float | None:
-    return None if awarded is None or not points else min(awarded / points, 1.0)
 
 
 # --- labels --------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from custom_metrics.analysis.results import Answered, Document, Graded, Run
+from custom_metrics.analysis.documents import Answered, Document, Graded
+from custom_metrics.analysis.results import Run
 from custom_metrics.output import replacing
 
 Cell = str | float | int | bool | None

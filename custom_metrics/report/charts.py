@@ -193,11 +193,12 @@ def svg(chart: Chart) -> str:
 def write(charts: Sequence[Chart], folder: Path, form: str) -> list[Path]:
     """One file a chart. Raises :class:`ConfigError` if the folder cannot be written."""
     colours = {f"series-{k}": colour for k, colour in enumerate(_SERIES)}
-    paths = []
+    paths: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for chart in charts:
-            path = folder / f"{chart.name}.{form}"
+            same = sum(other.stem.startswith(chart.name) for other in paths)
+            path = folder / (f"{chart.name}-{same + 1}.{form}" if same else f"{chart.name}.{form}")
             style = {"ink": "#444444", "lines": "#dddddd", "background": "#ffffff"}
             if form == "svg":
                 path.write_text(_svg(chart, colours, **style), encoding="utf-8")

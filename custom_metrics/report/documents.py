@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from custom_metrics.analysis.results import PLAWBENCH, Answered, Document, Graded
+from custom_metrics.analysis.documents import PLAWBENCH, Answered, Document, Graded
 from custom_metrics.report.labels import AXES, STATUSES, SUBSETS, category_label
 from custom_metrics.report.summary import Summary, tasks_of
 from custom_metrics.report.text import markdown, visible
@@ -58,8 +58,8 @@ def pack(summary: Summary) -> Packed:
     for number, run in enumerate(summary.runs):
         for doc in run.documents:
             key = f"{doc.task}/{doc.id}"
-            # Another release of the data may have other criteria: that is another document.
-            while key in by_key and _rubric(next(filter(None, by_key[key]))) != _rubric(doc):
+            # With other criteria or another prompt it is another document.
+            while key in by_key and _shown(next(filter(None, by_key[key]))) != _shown(doc):
                 key += "'"
             by_key.setdefault(key, [None] * len(summary.runs))[number] = doc
             keys[id(doc)] = key
@@ -111,8 +111,9 @@ def pack(summary: Summary) -> Packed:
     return Packed(_packed(index), tuple(blocks), keys)
 
 
-def _rubric(doc: Document) -> list[tuple[str, float, str]]:
-    return [(c.id, c.weight, c.text) for c in doc.criteria]
+def _shown(doc: Document) -> tuple[Any, ...]:
+    """What the page shows once for all runs."""
+    return [(c.id, c.weight, c.text) for c in doc.criteria], doc.messages, doc.axes
 
 
 def _facets() -> list[tuple[str, str]]:
@@ -162,6 +163,7 @@ def _verdicts(doc: Document) -> dict[str, Any]:
     statuses = [_STATUSES.index(answer.status) for answer in doc.answers]
     return {
         "score": None if math.isnan(doc.score) else doc.score,
+        **({"excluded": True} if doc.excluded else {}),
         "status": max(statuses),
         "met": [_mean([c.met for c in same]) for same in each],
         **({"flags": flags} if any(flags) else {}),
@@ -204,7 +206,7 @@ def _note(criterion: Graded) -> dict[str, Any]:
         "reason": visible(criterion.explanation or ""),
         "failure": visible(criterion.failure or ""),
         "breakdown": [
-            [visible(str(b["item"])), b["points"], visible(str(b["rationale"]))]
+            [visible(str(b.get(name, ""))) for name in ("item", "points", "rationale")]
             for b in criterion.breakdown
         ],
         "votes": [_vote(vote) for vote in criterion.votes],

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from custom_metrics import statistics
-from custom_metrics.analysis.results import PRBENCH, PRIMARY
 
 Z95 = 1.959964  # two-sided 95%
 _NAN = math.nan
@@ -40,7 +39,8 @@ def stated(row: Mapping[str, Any], metric: str) -> Estimate:
     count = row.get("sample_len")
     if not isinstance(stderr, int | float) or math.isnan(stderr):
         return Estimate(value, count=count)
-    floor = 0.0 if metric == PRIMARY[PRBENCH] else -math.inf
+    # Only a rubric category's share of points may be below zero.
+    floor = -math.inf if metric.startswith("category_") else 0.0
     return Estimate(value, max(floor, value - Z95 * stderr), min(1.0, value + Z95 * stderr), count)
 
 

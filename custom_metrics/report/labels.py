@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from custom_metrics.analysis.results import PLAWBENCH, PRBENCH
+from custom_metrics.analysis.documents import PLAWBENCH, PRBENCH
 
 BENCHMARKS = {PRBENCH: "PRBench", PLAWBENCH: "PLawBench"}
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from custom_metrics.analysis.results import Document, Graded, Run
+from custom_metrics.analysis.documents import Document, Graded
+from custom_metrics.analysis.results import Run
 
 _LISTED = 12  # criteria of each list
 

@@ -15,7 +15,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from custom_metrics.analysis.results import PLAWBENCH, PRBENCH, Run
+from custom_metrics.analysis.documents import PLAWBENCH, PRBENCH
+from custom_metrics.analysis.results import Run
 from custom_metrics.output import replacing
 from custom_metrics.report import charts
 from custom_metrics.report.documents import pack
@@ -130,7 +131,8 @@ def _drawn(chart: charts.Chart) -> tuple[charts.Chart, Markup]:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text)
+    """At most 60 characters: a file's name has room for 255 bytes."""
+    return re.sub(r"[^\w.-]+", "_", text)[:60]
 
 
 # --- numbers and helpers of the template -----------------------------------------------------

@@ -14,8 +14,9 @@ from typing import Any
 
 from custom_metrics import prbench
 from custom_metrics.analysis.compare import differences, metric_difference
+from custom_metrics.analysis.documents import PLAWBENCH, PRBENCH, PRIMARY, Document
 from custom_metrics.analysis.paired import Difference
-from custom_metrics.analysis.results import PLAWBENCH, PRBENCH, PRIMARY, Document, Run
+from custom_metrics.analysis.results import Run
 from custom_metrics.report.estimates import Estimate, estimate, stated
 from custom_metrics.report.labels import AXES, SECTIONS, SUBSETS, leaderboards
 from custom_metrics.report.lost import Lost, lost_points
@@ -164,7 +165,7 @@ def _suite(name: str, runs: Sequence[Run]) -> Suite:
 
 def _warnings(first: Section, others: Sequence[Section]) -> list[str]:
     """What other runs do not share with the first one, though a comparison needs it."""
-    found = []
+    found = [text for section in (first, *others) for text in section.run.conflicts]
     for other in others:
         tasks = [task for task in tasks_of(first.run, first.suite) if task in other.run.configs]
         labels = (first.run.label, other.run.label)
@@ -299,8 +300,9 @@ def _by_axis(axis: str, title: str, documents: Sequence[Document], *, clip: bool
     for doc in documents:
         if axis in doc.axes:
             groups.setdefault(doc.axes[axis], []).append(doc.score)
-    numeric = all(value.isdigit() for value in groups)
-    order: Callable[[str], Any] = int if numeric else lambda value: (-len(groups[value]), value)
+    order: Callable[[str], Any] = (
+        int if axis == "turns" else lambda value: (-len(groups[value]), value)
+    )
     facet = "topic" if axis == "category" else axis  # of a document; criteria have categories too
     rows = [
         Row(value, estimate(groups[value], clip=clip), facet, value)
@@ -321,7 +323,8 @@ def _facts(run: Run, tasks: Sequence[str]) -> list[tuple[str, str]]:
 
     def prompt(metadata: Mapping[str, Any]) -> str:
         record = metadata.get("judge_prompt") or {}
-        parts = [v["sha256"][:12] for v in record.values() if isinstance(v, Mapping)]
+        hashes = (v.get("sha256") for v in record.values() if isinstance(v, Mapping))
+        parts = [str(found)[:12] for found in hashes if found]
         return f"{record.get('name', '')} {' '.join(parts)}".strip()
 
     def data(metadata: Mapping[str, Any]) -> str:
@@ -329,7 +332,7 @@ def _facts(run: Run, tasks: Sequence[str]) -> list[tuple[str, str]]:
         parts = [
             record.get("origin"),
             record.get("revision"),
-            (record.get("fingerprint") or "")[:12],
+            str(record.get("fingerprint") or "")[:12],
         ]
         return " ".join(str(part) for part in parts if part)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from custom_metrics import statistics
 from custom_metrics.analysis import reliability
-from custom_metrics.analysis.results import PRIMARY, Document, Graded, Run
+from custom_metrics.analysis.documents import PRIMARY, Document, Graded
+from custom_metrics.analysis.results import Run
 from custom_metrics.report.estimates import stated
 from custom_metrics.report.labels import AGREEMENT
 from custom_metrics.report.lost import all_criteria
@@ -25,7 +25,9 @@ class Trust:
     documents: int
     scored: int
     excluded: tuple[Document, ...]
+    without_score: int
     empty: tuple[Document, ...]
+    empty_answers: int
     cut: tuple[Document, ...]
     prompts_cut: int
     answers_shortened: int
@@ -46,12 +48,14 @@ def trust(
     """Of the documents of ``tasks``, which are those of ``suite``, in one run."""
     row = run.rows[suite]
     low, high = (stated(row, f"{PRIMARY[benchmark]}_{end}").value for end in ("low", "high"))
-    voted = [c for doc in documents for c in all_criteria(doc) if len(c.votes) > 1]
+    voted = [c for doc in documents for c in all_criteria(doc) if len(_given(c)) > 1]
     return Trust(
         documents=len(documents) or int(row.get("sample_len") or 0),
         scored=sum(not math.isnan(doc.score) for doc in documents),
-        excluded=tuple(doc for doc in documents if math.isnan(doc.score)),
+        excluded=tuple(doc for doc in documents if doc.excluded),
+        without_score=sum(math.isnan(doc.score) and not doc.excluded for doc in documents),
         empty=_with_status(documents, "empty"),
+        empty_answers=sum(a.status == "empty" for doc in documents for a in doc.answers),
         cut=_with_status(documents, "cut_in_reasoning"),
         prompts_cut=sum(_count(run.metadata(t), "prompts_cut") for t in tasks),
         answers_shortened=sum(_count(run.metadata(t), "answers_shortened") for t in tasks),
@@ -64,7 +68,7 @@ def trust(
         split=sum(is_split(c) for c in voted),
         voted=len(voted),
         heaviest_split=_heaviest_split(documents),
-        opinions=tuple(_opinions(documents)),
+        opinions=_opinions(run, tasks),
         agreement=tuple(
             (label, found.value)
             for metric, label in AGREEMENT.items()
@@ -83,7 +87,12 @@ def _count(metadata: Mapping[str, Any], name: str) -> int:
 
 def is_split(criterion: Graded) -> bool:
     """Whether the opinions on it differ; those that failed are none."""
-    return len({v.get("met") for v in criterion.votes if v.get("met") is not None}) > 1
+    return len(set(_given(criterion))) > 1
+
+
+def _given(criterion: Graded) -> list[float]:
+    """What each opinion found; those that failed are none."""
+    return [float(vote["met"]) for vote in criterion.votes if vote["met"] is not None]
 
 
 def _heaviest_split(documents: Sequence[Document]) -> tuple[tuple[Document, Graded], ...]:
@@ -91,13 +100,11 @@ def _heaviest_split(documents: Sequence[Document]) -> tuple[tuple[Document, Grad
     return tuple(sorted(found, key=lambda pair: -abs(pair[1].weight))[:_LISTED])
 
 
-def _opinions(documents: Sequence[Document]) -> list[tuple[str, float]]:
-    """The score by each opinion alone."""
-    scores: dict[reliability.Opinion, list[float]] = {}
-    for doc in documents:
-        for opinion, score in reliability.opinion_scores(doc).items():
-            scores.setdefault(opinion, []).append(score)
-    return [
-        (f"{judge} #{repeat + 1}", statistics.clipped_mean(each))
-        for (judge, repeat), each in sorted(scores.items())
-    ]
+def _opinions(run: Run, tasks: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """The score by each opinion alone, as the run recorded it; of a group's tasks each has its."""
+    found = []
+    for task in tasks:
+        for opinion in (run.metadata(task).get("judge_opinions") or {}).get("scores", ()):
+            name = f"{opinion['judge']} #{opinion['repeat'] + 1}"
+            found.append((f"{name}, {task}" if len(tasks) > 1 else name, opinion["score"]))
+    return tuple(found)

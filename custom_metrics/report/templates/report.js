@@ -122,7 +122,7 @@ function passesVerdict(doc, wanted, category) {
   if (!places.length) return false;
   if (wanted === "") return true;
   if (!run) return false;
-  if (wanted === "excluded") return run.score === null;
+  if (wanted === "excluded") return Boolean(run.excluded);
   if (wanted === "empty") return run.status !== 0;
   if (wanted === "contradiction") return places.some((i) => flagged(doc, run, i, 1));
   if (wanted === "split") return places.some((i) => flagged(doc, run, i, 2));
@@ -194,7 +194,7 @@ function drawList() {
     const run = doc.runs[chosen.run];
     const missed = run ? doc.weights.filter((w, i) => [MISSED, HARM, PARTLY].includes(outcome(w, run.met[i]))).length : 0;
     const state = !run ? "not in this run" : index.statuses[run.status] ||
-      (run.score === null ? "excluded" : `${missed} of ${doc.weights.length} criteria lost`);
+      (run.excluded ? "excluded" : run.score === null ? "no score" : `${missed} of ${doc.weights.length} criteria lost`);
     const link = el("a", { href: `#doc=${encodeURIComponent(doc.key)}`, tabindex: "-1" },
       el("span", { class: "title", dir: "auto" }, doc.title),
       el("span", { class: "score" }, run ? score(run.score) : "–"),
@@ -351,7 +351,7 @@ async function show(doc, focus) {
       el("a", { class: "button back", href: "#documents" }, "Back to the list"), step(-1, "Previous"), step(1, "Next")),
     el("p", { class: "figure" }, run ? score(run.score) : "–"),
     el("p", { class: "note" }, !run ? `${index.runs[chosen.run]} does not have this document.` :
-      run.score === null ? "Excluded: a criterion has no verdict." : `Score in ${index.runs[chosen.run]}` + (answers.length > 1 ? `, the mean of ${answers.length} answers` : "")),
+      run.excluded ? "Excluded: a criterion has no verdict." : run.score === null ? "No score: the rubric has no points to gain." : `Score in ${index.runs[chosen.run]}` + (answers.length > 1 ? `, the mean of ${answers.length} answers` : "")),
     runScores(doc),
     el("details", null, el("summary", null, "About this document"), el("dl", { class: "facts" }, ...facts)));
   const conversation = el("section", { class: "card", "aria-labelledby": "conversation-title" },
