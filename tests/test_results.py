@@ -338,3 +338,96 @@ def test_an_excluded_document_has_no_score(folder: Path) -> None:
     assert document.excluded
     assert math.isnan(document.score)
     assert (document.criteria[0].met, document.criteria[0].failure) == (None, "refused")
+
+
+# --- several runs in one place -------------------------------------------------------------------
+
+
+def copied(original: Path, folder: Path, stamp: str, **changes: Any) -> Path:
+    """The run's files once more in ``folder``, of another date; ``changes`` of the results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in original.iterdir():
+        old = only(original, "results_*.json").stem.removeprefix("results_")
+        shutil.copy(path, folder / path.name.replace(old, stamp))
+    path = folder / f"results_{stamp}.json"
+    edit(path, **changes)
+    return path
+
+
+def test_two_models_in_one_folder_are_two_runs(original: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    copied(original, folder, "2026-01-01T00-00-00.000000", model_name="one/alpha")
+    copied(original, folder, "2026-01-02T00-00-00.000000", model_name="one/beta")
+    assert [run.label for run in read_runs([str(folder)])] == ["alpha", "beta"]
+
+
+def test_two_judges_of_a_task_in_one_folder_are_two_runs(original: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    copied(original, folder, "2026-01-01T00-00-00.000000")
+    path = copied(original, folder, "2026-01-02T00-00-00.000000")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for config in content["configs"].values():
+        config["metadata"]["judge"]["model"] = "other"
+    edit(path, **content)
+    assert [run.label for run in read_runs([str(folder)])] == ["first (judge)", "first (other)"]
+
+
+def test_a_run_given_twice_is_one_and_links_are_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+    (folder / "round").symlink_to(folder, target_is_directory=True)
+    given = [str(folder), f"{folder}/../{folder.name}", str(tmp_path / "link")]
+    assert len(read_runs(given)) == 1
+    assert len(read_runs([str(tmp_path / "link")])) == 1
+    (tmp_path / "results" / "again").symlink_to(folder, target_is_directory=True)
+    assert len(read_runs([str(tmp_path / "results")])) == 1
+
+
+def test_samples_of_another_run_are_a_conflict(folder: Path) -> None:
+    assert read_run(str(folder)).conflicts == ()
+    path = only(folder, "results_*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["results"]["prbench_finance"]["clipped_score,none"] = 0.9
+    edit(path, **content)
+    (conflict,) = read_run(str(folder)).conflicts
+    assert "samples_prbench_finance" in conflict
+    assert "0.9000: one of them is of another run" in conflict
+
+
+def test_keys_in_foreign_results_are_not_passed_on(folder: Path) -> None:
+    secret = "sk-a-secret-0123456789"
+    path = only(folder, "results_*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model_name"] = f"http://user:{secret}@host/v1"
+    for config in content["configs"].values():
+        config["metadata"]["judge"] |= {
+            "api_key": secret, "extra_body": {"headers": {"Authorization": f"Bearer {secret}"}},
+            "models": [{"model": "a", "api_key": secret}],
+        }  # fmt: skip
+    edit(path, **content)
+    assert secret not in repr(read_run(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("judge", "text"), ("judge", [1]), ("judge_prompt", "text"), ("dataset", "text"),
+        ("prompts_cut", 3), ("judge_opinions", {"scores": [{"judge": 1}]}),
+    ],
+)  # fmt: skip
+def test_metadata_of_another_shape_is_refused(folder: Path, name: str, value: Any) -> None:
+    path = only(folder, "results_*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["configs"]["prbench_legal"]["metadata"][name] = value
+    edit(path, **content)
+    assert refused(folder).startswith(f"{path}: not a results file of the harness ({name}")
+
+
+@pytest.mark.parametrize("value", [math.inf, 1e300, 10**400])
+def test_numbers_that_no_run_can_have_are_refused(folder: Path, value: float) -> None:
+    path = only(folder, "results_*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["results"]["prbench_legal"]["normalized_score,none"] = value
+    edit(path, **content)
+    assert "normalized_score is no number that a run can have" in refused(folder)
+    edit(path, **{**content, "date": value, "results": {}})
+    assert "(date: " in refused(folder)
