@@ -1,0 +1,89 @@
+"""The part of the Hugging Face Hub's HTTP API that uploading to data sets takes, on loopback."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_REPOSITORY = re.compile(r"/api/datasets/(?P<name>[^/]+/[^/]+)(?P<rest>/.*)?")
+
+
+@dataclass
+class UploadHub:
+    """``files`` holds what was committed, by data set and path; ``private`` those that are so."""
+
+    origin: str = ""
+    files: dict[str, dict[str, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    private: dict[str, bool] = field(default_factory=dict)
+
+    def answer(self, method: str, address: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        path = urlsplit(address).path
+        if (method, path) == ("POST", "/api/repos/create"):
+            given = json.loads(body)
+            name = f"{given['organization']}/{given['name']}"
+            # Its client says it as ``private``, a newer one as ``visibility``.
+            self.private[name] = given.get("private", given.get("visibility") == "private")
+            return 200, {"url": f"{self.origin}/datasets/{name}"}
+        match = _REPOSITORY.fullmatch(path)
+        if match is None:
+            return 404, {"error": f"{method} {path}"}
+        name, rest = match["name"], match["rest"] or ""
+        if method == "POST" and rest.startswith("/preupload/"):
+            return 200, {
+                "files": [
+                    {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for file in json.loads(body)["files"]
+                ]
+            }
+        if method == "POST" and rest.startswith("/commit/"):
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    value = line["value"]
+                    self.files[name][value["path"]] = base64.b64decode(value["content"])
+            where = f"{self.origin}/datasets/{name}/commit/{COMMIT}"
+            return 200, {"success": True, "commitOid": COMMIT, "commitUrl": where}
+        siblings = [{"rfilename": file} for file in self.files[name]]
+        return 200, {"id": name, "sha": COMMIT, "private": True, "siblings": siblings}
+
+
+@contextmanager
+def serve_upload_hub() -> Iterator[UploadHub]:
+    """A hub inside the block."""
+    hub = UploadHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _respond(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, said = hub.answer(self.command, self.path, body)
+            content = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        do_GET = do_HEAD = do_POST = do_PUT = _respond
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hub.origin = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
