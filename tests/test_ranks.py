@@ -52,7 +52,9 @@ def test_a_launcher_inside_another_counts_all_processes() -> None:
     assert ranks.started(inside) == ranks.Started(8, 5, "WORLD_SIZE")
 
 
-@pytest.mark.parametrize("environment", LAUNCHERS)
+@pytest.mark.parametrize(
+    "environment", [LAUNCHERS[0], *(pytest.param(e, marks=pytest.mark.slow) for e in LAUNCHERS[1:])]
+)
 def test_copies_are_refused_before_a_model_is_loaded(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

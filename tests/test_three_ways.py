@@ -17,7 +17,7 @@ from stub_server import Received, Reply
 import lm_eval_tasks
 from custom_metrics.cli import main
 
-pytestmark = pytest.mark.usefixtures("official_prompts")
+pytestmark = [pytest.mark.usefixtures("official_prompts"), pytest.mark.slow]
 
 
 def three_ways(
