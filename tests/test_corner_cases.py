@@ -193,6 +193,7 @@ def test_processes_that_would_each_judge_everything_are_refused(
     assert server.received == []
 
 
+@pytest.mark.slow
 def test_stock_lm_eval_ends_on_one_line(server: StubServer, tmp_path: Path) -> None:
     done = command(
         "lm_eval", "run", "--include_path", lm_eval_tasks.path(), "--tasks", "prbench_finance",

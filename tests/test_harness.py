@@ -194,6 +194,7 @@ def test_the_demo_needs_no_key_and_no_network_and_its_scores_fall(
     assert all("lexical smoke test: scores mean nothing" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_an_unknown_task_is_one_line_that_names_what_there_is() -> None:
     done = command("lm-eval-rubrics", "run", "--model", "dummy", "--tasks", "prbench_finanze",
                    "--judge", "backend=lexical")  # fmt: skip

@@ -19,7 +19,8 @@ RUN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("public", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("public", [False, True])
 def test_results_and_samples_go_to_the_hub(tmp_path: Path, public: bool) -> None:
     with serve_upload_hub() as hub:
         done = command(

@@ -23,6 +23,7 @@ from stub_server import Received, Reply, StubServer
 import lm_eval_tasks
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("official_prompts")
 def test_all_released_items_through_stock_lm_eval(official_data: Path, tmp_path: Path) -> None:
     bench = Bench(official_data)
@@ -147,6 +148,7 @@ def test_an_excluded_item_leaves_its_subset_uneven_and_overall_right(
     assert "score_details" in failed[0]["failure"]
 
 
+@pytest.mark.slow
 def test_unmet_counts_as_no_points_and_a_subset_without_scores_leaves_no_overall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

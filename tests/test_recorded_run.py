@@ -83,6 +83,7 @@ def test_own_run(run: RecordedRun, server: StubServer, tmp_path: Path) -> None:
     assert {call.path for call in server.received} == {"/v1/chat/completions"}
 
 
+@pytest.mark.slow
 def test_responses_api(run: RecordedRun, server: StubServer, tmp_path: Path) -> None:
     done = command(
         "lm-eval-rubrics", "run", "--tasks", "prbench_finance_hard", "--samples", run.samples,
