@@ -444,3 +444,18 @@ def test_the_verdicts_are_exported(made_up: Path, tmp_path: Path) -> None:
         read = list(csv.DictReader(lines))
     assert [row["explanation"] for row in read] == [row["explanation"] for row in rows]
     assert [float(row["met"]) for row in read] == [row["met"] for row in rows]
+
+
+def test_runs_of_other_documents_stand_side_by_side(made_up: Path, tmp_path: Path) -> None:
+    """One with few of them, and one that shares none with it."""
+    few = changed_run(made_up / "model-0", tmp_path / "model-0", lambda found: found.__delitem__(
+        slice(2, None)))  # fmt: skip
+    rest = changed_run(made_up / "model-1", tmp_path / "model-1", lambda found: found.__delitem__(
+        slice(0, 2)))  # fmt: skip
+    page = report(few, rest, out=tmp_path / "r.html")
+    overview = page.xpath("//section[@id='overview']")[0].text_content()
+    assert "Against" not in overview
+    (table,) = page.xpath("//section[@id='breakdown']//div[@class='card side'][1]//table")
+    values = [row.xpath("./td//data/@value") for row in table.xpath(".//tbody/tr")]
+    assert len(values) == len(CATEGORIES)
+    assert all(len(row) == 2 for row in values)

@@ -154,7 +154,8 @@ def tasks_of(run: Run, suite: str) -> list[str]:
 
 
 def _suite(name: str, runs: Sequence[Run]) -> Suite:
-    sections = [_section(name, run, runs) if name in run.rows else None for run in runs]
+    names = _category_names(runs)
+    sections = [_section(name, run, runs, names) if name in run.rows else None for run in runs]
     present = [section for section in sections if section]
     first, *others = present
     compared = [d for other in others if (d := _against(first, other))]
@@ -204,7 +205,14 @@ def _benchmark(run: Run, suite: str) -> str:
     return PLAWBENCH if any("acc" in run.rows[task] for task in tasks_of(run, suite)) else PRBENCH
 
 
-def _section(name: str, run: Run, runs: Sequence[Run]) -> Section:
+def _category_names(runs: Sequence[Run]) -> dict[str, str]:
+    """The rubrics' categories by their part of a metric's name."""
+    rubrics = (doc.criteria for run in runs for doc in run.documents if doc.benchmark == PRBENCH)
+    categories = dict.fromkeys(c.category for criteria in rubrics for c in criteria)
+    return {prbench.slug(category): category for category in categories}
+
+
+def _section(name: str, run: Run, runs: Sequence[Run], names: Mapping[str, str]) -> Section:
     tasks = tasks_of(run, name)
     documents = tuple(doc for doc in run.documents if doc.task in tasks)
     row = run.rows[name]
@@ -216,7 +224,7 @@ def _section(name: str, run: Run, runs: Sequence[Run]) -> Section:
         run,
         stated(row, _headline(run, name)),
         tuple(_others(row, benchmark)),
-        tuple(_breakdowns(run, name, tasks, benchmark, documents)),
+        tuple(_breakdowns(run, name, tasks, benchmark, documents, names)),
         documents,
         lost_points(documents, run, runs) if benchmark == PRBENCH and documents else None,
         trust(run, name, tasks, documents, benchmark),
@@ -231,11 +239,16 @@ def _others(row: Mapping[str, Any], benchmark: str) -> list[tuple[str, Estimate]
 
 
 def _breakdowns(
-    run: Run, suite: str, tasks: Sequence[str], benchmark: str, documents: Sequence[Document]
+    run: Run,
+    suite: str,
+    tasks: Sequence[str],
+    benchmark: str,
+    documents: Sequence[Document],
+    names: Mapping[str, str],
 ) -> list[Breakdown]:
     found = []
     if benchmark == PRBENCH:
-        found.append(_rubric_categories(run.rows[suite], tasks, documents))
+        found.append(_rubric_categories(run.rows[suite], tasks, documents, names))
     else:
         found.append(_dimensions(run, tasks))
     if len(tasks) > 1:
@@ -258,9 +271,12 @@ def _subset(run: Run, task: str) -> str:
 
 
 def _rubric_categories(
-    row: Mapping[str, Any], tasks: Sequence[str], documents: Sequence[Document]
+    row: Mapping[str, Any],
+    tasks: Sequence[str],
+    documents: Sequence[Document],
+    names: Mapping[str, str],
 ) -> Breakdown:
-    names = {prbench.slug(c.category): c.category for doc in documents for c in doc.criteria}
+    """``names`` of the categories by what the metrics call them, from the rubrics of all runs."""
     counts: Counter[str] = Counter(
         slug
         for doc in documents
