@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from big_run import CRITERIA, DOCUMENTS, write_run
 
 from custom_metrics.analysis.results import read_runs
-from custom_metrics.report import write_report
+from custom_metrics.report import summarise, write_report
 
 _WORDS = "no such words"
 
@@ -33,7 +33,7 @@ def main(count: int) -> None:
         start = time.perf_counter()
         runs = read_runs([folder])
         read = time.perf_counter()
-        path = write_report(runs, Path(folder) / "report.html")
+        path = write_report(summarise(runs), Path(folder) / "report.html")
         written = time.perf_counter()
         print(
             f"{count} runs of {DOCUMENTS} documents and {CRITERIA} criteria: "

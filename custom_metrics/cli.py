@@ -313,7 +313,7 @@ def _estimate(parsed: argparse.Namespace) -> None:
 
 def _report(parsed: argparse.Namespace) -> None:
     from custom_metrics.analysis.results import read_runs
-    from custom_metrics.report import plots, write_report
+    from custom_metrics.report import plots, summarise, write_report
 
     given = [p for p in (parsed.output, parsed.csv, parsed.parquet) if p]
     if len({Path(p).expanduser().resolve() for p in given}) < len(given):
@@ -322,7 +322,8 @@ def _report(parsed: argparse.Namespace) -> None:
     for run in runs:
         for note in (*run.conflicts, *run.notes):
             print(f"note: {run.label}: {note}", file=sys.stderr)
-    path = write_report(runs, Path(parsed.output).expanduser())
+    summary = summarise(runs)
+    path = write_report(summary, Path(parsed.output).expanduser())
     count = sum(len(run.documents) for run in runs)
     print(f"{path}: {len(runs)} runs, {count} documents, {path.stat().st_size / 1e6:.1f} MB")
     if parsed.csv or parsed.parquet:
@@ -333,7 +334,7 @@ def _report(parsed: argparse.Namespace) -> None:
                 write(runs, Path(given).expanduser())
                 print(given)
     if parsed.plots:
-        written = plots(runs, Path(parsed.plots).expanduser(), parsed.plot_format)
+        written = plots(summary, Path(parsed.plots).expanduser(), parsed.plot_format)
         print(f"{parsed.plots}: {len(written)} charts")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+
+from loopback import serving
 
 
 @dataclass
@@ -32,13 +33,5 @@ def serve(folder: Path) -> Iterator[FileServer]:
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    handler = functools.partial(Handler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        found.origin = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield found
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(functools.partial(Handler, directory=str(folder))) as found.origin:
+        yield found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+from loopback import answering, serving
 
 
 @dataclass
@@ -64,28 +64,6 @@ class Hub:
 @contextmanager
 def serve_hub(hub: Hub) -> Iterator[Hub]:
     """Serve ``hub`` inside the block; afterwards its address refuses connections."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def _respond(self) -> None:
-            status, headers, content = hub.answer(self.command, self.path)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        do_GET = do_HEAD = _respond
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub.origin = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    handler = answering(lambda method, address, _: hub.answer(method, address))
+    with serving(handler) as hub.origin:
+        yield hub

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from loopback import answering, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _REPOSITORY = re.compile(r"/api/datasets/(?P<name>[^/]+/[^/]+)(?P<rest>/.*)?")
@@ -61,29 +61,9 @@ def serve_upload_hub() -> Iterator[UploadHub]:
     """A hub inside the block."""
     hub = UploadHub()
 
-    class Handler(BaseHTTPRequestHandler):
-        def _respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, said = hub.answer(self.command, self.path, body)
-            content = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+    def answer(method: str, address: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        status, said = hub.answer(method, address, body)
+        return status, {"Content-Type": "application/json"}, json.dumps(said).encode()
 
-        do_GET = do_HEAD = do_POST = do_PUT = _respond
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub.origin = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(answering(answer)) as hub.origin:
+        yield hub

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from custom_metrics.analysis import strict_json
 from custom_metrics.analysis.agree import PUBLISHED, Agreement
 from custom_metrics.analysis.documents import PRBENCH
 
@@ -23,7 +23,7 @@ def as_json(found: Sequence[Agreement]) -> str:
         "published": {"prbench": PUBLISHED},
         "agreements": [_agreement_as_dict(agreement) for agreement in found],
     }
-    return json.dumps(_known(document), ensure_ascii=False, indent=2, allow_nan=False)
+    return strict_json.dumps(document)
 
 
 def _agreement_as_dict(found: Agreement) -> dict[str, Any]:
@@ -53,15 +53,6 @@ def _agreement_as_dict(found: Agreement) -> dict[str, Any]:
             for pair in found.differing
         ],
     }
-
-
-def _known(value: Any) -> Any:
-    """The same without NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _known(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_known(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def show(found: Sequence[Agreement], console: Console) -> None:

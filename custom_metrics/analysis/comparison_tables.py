@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from custom_metrics.analysis import strict_json
 from custom_metrics.analysis.compare import Comparison, Line
 from custom_metrics.analysis.results import Run
 
@@ -21,17 +21,14 @@ _SHOWN_AXES = ("topic", "category")  # the others are in the JSON
 
 def as_json(comparison: Comparison) -> str:
     """Everything, as one JSON object; what cannot be said is null."""
-    return json.dumps(
+    return strict_json.dumps(
         {
             "first": _described(comparison.first),
             "second": _described(comparison.second),
             "differing": list(comparison.differing),
             "notes": list(comparison.notes),
             "lines": [_line_as_dict(line) for line in comparison.lines],
-        },
-        ensure_ascii=False,
-        indent=2,
-        allow_nan=False,
+        }
     )
 
 
@@ -41,15 +38,14 @@ def _described(run: Run) -> dict[str, Any]:
 
 def _line_as_dict(line: Line) -> dict[str, Any]:
     numbers = {**asdict(line.difference), "moved": line.difference.moved}
-    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
-    difference_ = known.pop("value")
+    difference = numbers.pop("value")
     return {
         "task": line.task,
         "metric": line.metric,
         "axis": line.axis,
         "value": line.value,
-        "difference": difference_,
-        **known,
+        "difference": difference,
+        **numbers,
     }
 
 

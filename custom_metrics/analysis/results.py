@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,17 +122,17 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder")
         files = [path] if path.is_file() else sorted(_results_below(path))
-        found: dict[tuple[Path, ...], Run] = {}
+        some = False
         for folder in dict.fromkeys(file.parent for file in files):
             opened = [_open(file) for file in files if file.parent == folder]
             for alike in _of_one_model(opened):
-                run = _run(folder, alike)
-                if run is not None:  # a file that was given twice is one run
-                    found[tuple(file.path.resolve() for file in alike)] = run
-        if not found:
+                key = tuple(file.path.resolve() for file in alike)
+                run = runs.get(key) or _run(folder, alike)  # what is given twice is one run
+                if run is not None:
+                    some, runs[key] = True, run
+        if not some:
             what = "results of this project's tasks" if files else "results_*.json"
             raise DataError(f"{path}: no {what} in it; give what run or score wrote")
-        runs |= {files: run for files, run in found.items() if files not in runs}
     return told_apart(list(runs.values()))
 
 
@@ -159,20 +159,6 @@ def read_run(path: str) -> Run:
 
 
 # --- results files -------------------------------------------------------------------------
-
-
-@dataclass
-class _Found:
-    """What is gathered from the results files of a folder, the newest last."""
-
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    groups: dict[str, list[str]] = field(default_factory=dict)
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    stamps: dict[str, str] = field(default_factory=dict)
-    older: Counter[str] = field(default_factory=Counter)
-    unjudged: dict[str, None] = field(default_factory=dict)
-    model: str = ""
-    date: float = 0.0
 
 
 class _OpinionScore(BaseModel):
@@ -284,43 +270,49 @@ def _of_one_model(files: Sequence[_File]) -> list[list[_File]]:
 
 
 def _run(folder: Path, files: Sequence[_File]) -> Run | None:
-    """None where no file has a judged task of ours."""
-    found = _Found()
-    for file in sorted(files, key=lambda file: file.path):
-        _add(found, file)
-    if not found.configs:
+    """Of each task the newest; None where no file has a judged task of ours."""
+    files = sorted(files, key=lambda file: file.path)  # their names are dates
+    configs = {task: config for file in files for task, config in file.configs.items()}
+    if not configs:
         return None
-    conflicts: list[str] = []
+    rows = {name: row for file in files for name, row in file.rows.items()}
+    groups = {name: members for file in files for name, members in file.groups.items()}
+    stamps = {name: file.stamp for file in files for name in file.rows}
+    times = Counter(name for file in files for name in file.rows)
+    unjudged = dict.fromkeys(t for file in files for t in file.unjudged if t not in configs)
+    newest = [file for file in files if file.configs][-1]
     notes = [
-        f"{task}: the newest results count, not those of {count} earlier "
-        f"{'run' if count == 1 else 'runs'}"
-        for task, count in sorted(found.older.items())
+        f"{name}: the newest results count, not those of {count - 1} earlier "
+        f"{'run' if count == 2 else 'runs'}"
+        for name, count in sorted(times.items())
+        if count > 1
     ]
-    notes += [f"{task}: answers without a judgement are left out" for task in found.unjudged]
-    for name, members in list(found.groups.items()):
-        if any(found.stamps.get(member) != found.stamps[name] for member in members):
+    notes += [f"{task}: answers without a judgement are left out" for task in unjudged]
+    for name, members in list(groups.items()):
+        if any(stamps.get(member) != stamps[name] for member in members):
             notes.append(f"{name}: its members were run again later, so its row is left out")
-            del found.groups[name], found.rows[name]
+            del groups[name], rows[name]
     documents: list[Document] = []
-    for task in found.configs:
-        samples = folder / f"samples_{task}_{found.stamps[task]}.jsonl"
+    conflicts: list[str] = []
+    for task, config in configs.items():
+        samples = folder / f"samples_{task}_{stamps[task]}.jsonl"
         if not samples.exists():
             notes.append(f"{task}: no {samples.name} beside the results, so only its scores")
             continue
-        read = read_documents(samples, task, str(found.configs[task].get("test_split")))
+        read = read_documents(samples, task, str(config.get("test_split")))
         documents += read
-        conflicts += _conflict(samples, found.rows[task], read)
-        expected = found.rows[task].get("sample_len")
+        conflicts += _conflict(samples, rows[task], read)
+        expected = rows[task].get("sample_len")
         if isinstance(expected, int) and len(read) != expected:
             notes.append(f"{task}: {samples.name} holds {len(read)} of {expected} documents")
     return Run(
-        _short(found.model) or folder.name,
-        found.model,
-        found.date,
+        _short(newest.model) or folder.name,
+        newest.model,
+        newest.date,
         folder,
-        found.rows,
-        found.groups,
-        found.configs,
+        rows,
+        groups,
+        configs,
         tuple(documents),
         tuple(notes),
         tuple(conflicts),
@@ -340,20 +332,6 @@ def _conflict(samples: Path, row: Mapping[str, Any], documents: Sequence[Documen
         f"{samples.name} gives {metric} {ours:.4f}, and the results beside it have {theirs:.4f}: "
         "one of them is of another run"
     ]
-
-
-def _add(found: _Found, file: _File) -> None:
-    found.unjudged.update(dict.fromkeys(file.unjudged))
-    for name, row in file.rows.items():
-        found.older[name] += name in found.stamps
-        found.stamps[name] = file.stamp
-        found.rows[name] = dict(row)
-    found.configs.update({task: dict(config) for task, config in file.configs.items()})
-    found.groups.update({name: list(members) for name, members in file.groups.items()})
-    found.unjudged = dict.fromkeys(t for t in found.unjudged if t not in found.configs)
-    found.older = +found.older
-    if file.configs:
-        found.model, found.date = file.model, file.date
 
 
 def _row(path: Path, name: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ async def _see_through(registry: Registry, api: _Api) -> _Came:
     Raises :class:`JudgeError` at the end where the API does not find what was paid for.
     """
     came = _Came()
-    lost: list[str] = []
+    lost: dict[Batch, str] = {}
     started = [await _started(registry, api, b, came) for b in registry.open_batches(api.endpoint)]
     waiting = [batch for batch in started if batch is not None]
     said: dict[str, str] = {}
@@ -167,21 +167,20 @@ async def _see_through(registry: Registry, api: _Api) -> _Came:
                     continue
                 await _collect(api, batch, remote, came)
             except _Refused as refusal:
-                if not api.forget_lost:
-                    lost.append(f"batch {batch.batch}: {refusal}")
-                    waiting.remove(batch)
-                    continue
-                came.complaints.append(f"batch {batch.batch} is given up: {refusal}")
-            registry.keep([batch], is_open=False)
-            batch.path.unlink(missing_ok=True)
+                if api.forget_lost:
+                    came.complaints.append(f"batch {batch.batch} is given up: {refusal}")
+                else:
+                    lost[batch] = f"batch {batch.batch}: {refusal}"
             waiting.remove(batch)
+            if batch not in lost:
+                _close(registry, batch)
         if waiting:
             await asyncio.sleep(api.poll)
     if lost:
         raise JudgeError(
-            f"the batch API at {api.endpoint} does not give what was paid for ({'; '.join(lost)}). "
-            "Is it another project's key? Nothing is sent anew until then; --forget_lost gives "
-            "these batches up, and sends their calls again"
+            f"the batch API at {api.endpoint} does not give what was paid for "
+            f"({'; '.join(lost.values())}). Is it another project's key? Nothing is sent anew "
+            "until then; --forget_lost gives these batches up, and sends their calls again"
         )
     return came
 
@@ -193,18 +192,23 @@ async def _started(registry: Registry, api: _Api, batch: Batch, came: _Came) -> 
     try:
         if batch.file is None:
             if not batch.path.exists():
-                registry.keep([batch], is_open=False)
+                _close(registry, batch)
                 return None
             batch = replace(batch, file=await api.upload(batch.path))
             registry.keep([batch])
         batch = replace(batch, batch=await api.create(batch))
     except _Refused as refusal:  # nothing was paid
         came.complaints.append(f"{batch.path.name} was refused: {refusal}")
-        registry.keep([batch], is_open=False)
-        batch.path.unlink(missing_ok=True)
+        _close(registry, batch)
         return None
     registry.keep([batch])
     return batch
+
+
+def _close(registry: Registry, batch: Batch) -> None:
+    """Be done with a batch; calls that it did not bring are the next round's."""
+    registry.keep([batch], is_open=False)
+    batch.path.unlink(missing_ok=True)
 
 
 async def _collect(api: _Api, batch: Batch, remote: RemoteBatch, came: _Came) -> None:

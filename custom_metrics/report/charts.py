@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import vl_convert
 
-from custom_metrics.errors import ConfigError
+from custom_metrics.output import writing
 
 Spec = dict[str, Any]
 
@@ -193,13 +193,13 @@ def svg(chart: Chart) -> str:
 def write(charts: Sequence[Chart], folder: Path, form: str) -> list[Path]:
     """One file a chart. Raises :class:`ConfigError` if the folder cannot be written."""
     colours = {f"series-{k}": colour for k, colour in enumerate(_SERIES)}
+    style = {"ink": "#444444", "lines": "#dddddd", "background": "#ffffff"}
     paths: list[Path] = []
-    try:
+    with writing(f"--plots {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for chart in charts:
             same = sum(other.stem.startswith(chart.name) for other in paths)
             path = folder / (f"{chart.name}-{same + 1}.{form}" if same else f"{chart.name}.{form}")
-            style = {"ink": "#444444", "lines": "#dddddd", "background": "#ffffff"}
             if form == "svg":
                 path.write_text(_svg(chart, colours, **style), encoding="utf-8")
             else:
@@ -210,8 +210,6 @@ def write(charts: Sequence[Chart], folder: Path, form: str) -> list[Path]:
                     )
                 )
             paths.append(path)
-    except OSError as error:
-        raise ConfigError(f"--plots {folder}: {error.strerror or error}") from None
     return paths
 
 

@@ -49,24 +49,31 @@ class Lost:
     harmful: tuple[Costly, ...]
 
 
-def lost_points(documents: Sequence[Document], run: Run, runs: Sequence[Run]) -> Lost:
+LostByRuns = Mapping[tuple[str, str], int]
+"""How many runs lost a criterion, by document and criterion."""
+
+
+def lost_by_runs(runs: Sequence[Run]) -> LostByRuns:
+    """Of all criteria of ``runs``; one that several answers of a run lost counts once."""
+    return Counter(
+        key
+        for run in runs
+        for key in {(d.id, c.id) for d in run.documents for c in all_criteria(d) if is_lost(c)}
+    )
+
+
+def lost_points(documents: Sequence[Document], by_runs: LostByRuns) -> Lost:
     """Missed criteria and harm done, in documents with verdicts."""
     pairs = [(doc, c) for doc in documents for c in all_criteria(doc) if c.met is not None]
     missable = [(doc, c) for doc, c in pairs if c.weight > 0]
     harmful = [(doc, c) for doc, c in pairs if c.weight < 0]
-    elsewhere = Counter(
-        key
-        for other in runs
-        if other is not run
-        for key in {(d.id, c.id) for d in other.documents for c in all_criteria(d) if is_lost(c)}
-    )
     return Lost(
         _kinds(missable, lambda c: c.category),
         _kinds(missable, lambda c: f"{c.weight:g}", by=lambda c: -c.weight),
         _kinds(harmful, lambda c: c.category),
         _kinds(harmful, lambda c: f"−{-c.weight:g}", by=lambda c: c.weight),
-        _costliest(missable, elsewhere),
-        _costliest(harmful, elsewhere),
+        _costliest(missable, by_runs),
+        _costliest(harmful, by_runs),
     )
 
 
@@ -96,9 +103,7 @@ def _kinds(
     return tuple(sorted(kinds, key=lambda kind: place[kind.label]))
 
 
-def _costliest(
-    pairs: Sequence[tuple[Document, Graded]], elsewhere: Mapping[tuple[str, str], int]
-) -> tuple[Costly, ...]:
+def _costliest(pairs: Sequence[tuple[Document, Graded]], by_runs: LostByRuns) -> tuple[Costly, ...]:
     """The heaviest first; of equal weight those that more runs lost, then that cost more."""
     found = []
     seen = set()  # of several answers to a document, the first that lost it
@@ -107,7 +112,7 @@ def _costliest(
             seen.add((doc.id, criterion.id))
             best = sum(c.weight for c in doc.criteria if c.weight > 0)
             cost = abs(criterion.weight) / best if best else math.nan
-            runs = 1 + elsewhere.get((doc.id, criterion.id), 0)
+            runs = by_runs[doc.id, criterion.id]
             found.append(Costly(doc, criterion, criterion.weight, cost, runs))
     found.sort(key=lambda c: (-abs(c.points), -c.runs, -c.cost, c.document.id))
     return tuple(found[:_LISTED])

@@ -7,7 +7,6 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,25 @@ import jinja2
 from markupsafe import Markup
 
 from custom_metrics.analysis.documents import PLAWBENCH, PRBENCH
-from custom_metrics.analysis.results import Run
 from custom_metrics.output import replacing
 from custom_metrics.report import charts
 from custom_metrics.report.documents import pack
 from custom_metrics.report.estimates import Estimate
 from custom_metrics.report.labels import BENCHMARKS, category_label
-from custom_metrics.report.summary import Section, Suite, Summary, summarise
+from custom_metrics.report.summary import Section, Suite, Summary
 from custom_metrics.report.text import visible
 
 
-def write_report(runs: Sequence[Run], path: Path) -> Path:
-    """The report of ``runs`` at ``path``. Raises :class:`ConfigError` if it cannot be written."""
-    text = render(runs)
+def write_report(summary: Summary, path: Path) -> Path:
+    """The report at ``path``. Raises :class:`ConfigError` if it cannot be written."""
+    text = render(summary)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The report of ``runs`` as one HTML document that needs nothing else."""
-    summary = summarise(runs)
+def render(summary: Summary) -> str:
+    """The report as one HTML document that needs nothing else."""
     packed = pack(summary)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("custom_metrics.report"),
@@ -76,9 +73,8 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def plots(runs: Sequence[Run], folder: Path, form: str) -> list[Path]:
+def plots(summary: Summary, folder: Path, form: str) -> list[Path]:
     """The report's charts as files of ``form``, one of :data:`charts.FORMATS`."""
-    summary = summarise(runs)
     drawn = [chart for suite in summary.suites for chart in _suite_charts(suite)]
     for suite in summary.suites:
         for section in suite.sections:
@@ -171,6 +167,3 @@ def _source(environment: jinja2.Environment, name: str) -> str:
 def _hash(source: str) -> str:
     digest = hashlib.sha256(source.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-__all__ = ["Summary", "plots", "render", "write_report"]

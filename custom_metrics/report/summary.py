@@ -19,7 +19,7 @@ from custom_metrics.analysis.paired import Difference
 from custom_metrics.analysis.results import Run
 from custom_metrics.report.estimates import Estimate, estimate, stated
 from custom_metrics.report.labels import AXES, SECTIONS, SUBSETS, leaderboards
-from custom_metrics.report.lost import Lost, lost_points
+from custom_metrics.report.lost import Lost, LostByRuns, lost_by_runs, lost_points
 from custom_metrics.report.trust import Trust, trust
 
 
@@ -135,7 +135,8 @@ class Summary:
 def summarise(runs: Sequence[Run]) -> Summary:
     """Everything for ``runs``; the first of them is what the others are compared with."""
     names = list(dict.fromkeys(name for run in runs for name in suites_of(run)))
-    suites = [_suite(name, runs) for name in names]
+    categories, lost = _category_names(runs), lost_by_runs(runs)
+    suites = [_suite(name, runs, categories, lost) for name in names]
     return Summary(tuple(runs), tuple(suites), tuple(_leaderboards(runs)))
 
 
@@ -153,9 +154,10 @@ def tasks_of(run: Run, suite: str) -> list[str]:
 # --- one suite in one run --------------------------------------------------------------------
 
 
-def _suite(name: str, runs: Sequence[Run]) -> Suite:
-    names = _category_names(runs)
-    sections = [_section(name, run, runs, names) if name in run.rows else None for run in runs]
+def _suite(
+    name: str, runs: Sequence[Run], categories: Mapping[str, str], lost: LostByRuns
+) -> Suite:
+    sections = [_section(name, run, categories, lost) if name in run.rows else None for run in runs]
     present = [section for section in sections if section]
     first, *others = present
     compared = [d for other in others if (d := _against(first, other))]
@@ -212,7 +214,7 @@ def _category_names(runs: Sequence[Run]) -> dict[str, str]:
     return {prbench.slug(category): category for category in categories}
 
 
-def _section(name: str, run: Run, runs: Sequence[Run], names: Mapping[str, str]) -> Section:
+def _section(name: str, run: Run, categories: Mapping[str, str], lost: LostByRuns) -> Section:
     tasks = tasks_of(run, name)
     documents = tuple(doc for doc in run.documents if doc.task in tasks)
     row = run.rows[name]
@@ -224,9 +226,9 @@ def _section(name: str, run: Run, runs: Sequence[Run], names: Mapping[str, str])
         run,
         stated(row, _headline(run, name)),
         tuple(_others(row, benchmark)),
-        tuple(_breakdowns(run, name, tasks, benchmark, documents, names)),
+        tuple(_breakdowns(run, name, tasks, benchmark, documents, categories)),
         documents,
-        lost_points(documents, run, runs) if benchmark == PRBENCH and documents else None,
+        lost_points(documents, lost) if benchmark == PRBENCH and documents else None,
         trust(run, name, tasks, documents, benchmark),
         tuple(_facts(run, tasks)),
         lexical,
